@@ -1,0 +1,1 @@
+"""Results to Bokeh figures: one function a chart."""

@@ -1,0 +1,1 @@
+"""config.pbtxt: parse, edit without loss, validate, lint."""

@@ -1,0 +1,1 @@
+"""Runs models: lifecycle, instances, statistics, live configuration."""

@@ -1,0 +1,1 @@
+"""Load, measurement and sweeps against a Target."""

@@ -1,0 +1,1 @@
+"""What a request and a run leave behind, and the run store."""

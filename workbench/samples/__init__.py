@@ -1,0 +1,1 @@
+"""The sample models: how their weights and graphs are made."""

@@ -1,0 +1,1 @@
+"""Pure batching decisions: no I/O, no thread, no clock."""

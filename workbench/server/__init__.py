@@ -1,0 +1,1 @@
+"""HTTP, metrics and the control plane over an engine."""

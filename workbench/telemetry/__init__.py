@@ -1,0 +1,1 @@
+"""Device and process sampling (NVML, psutil)."""

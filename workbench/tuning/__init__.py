@@ -1,0 +1,1 @@
+"""Search, diagnosis and advice: joins measuring and predicting."""
