@@ -1,0 +1,187 @@
+"""The seam between the engine and a framework.
+
+A backend opens a model version (on a loader thread; it may block), the model makes instances, an instance executes
+batches. An instance is one of two kinds:
+
+* ``thread``: ``execute`` blocks; the engine calls it on the instance's own thread. For frameworks that release the GIL.
+* ``loop``: ``start`` returns at once and is called on the engine's loop; the instance calls ``Execution.finish`` there
+  when its child process has answered. For everything that holds the GIL.
+
+The engine owns scheduling, statistics, records and life cycle; a backend only turns requests into responses and stamps
+where input preparation ends and output handling starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from workbench.clock import Clock
+from workbench.errors import WorkbenchError
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+
+LogLevel = Literal["verbose", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor as the model file describes it: ``dims`` with -1 for variable, the batch dimension included if it has one.
+
+    ``datatype`` is the v2 name (``FP32``), empty when the file does not say.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a framework's file says of itself, for auto-completion. ``batching``: every first dimension is variable."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    batching: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance: ``name`` is Triton's ``<group>_<n>``, ``kind`` ``KIND_CPU`` or ``KIND_GPU``, ``index`` counts over groups."""
+
+    name: str
+    kind: str
+    device_id: int
+    index: int
+    host_policy: str = ""
+
+
+class BackendHost(Protocol):
+    """What a backend may ask of the engine."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+
+    def infer(
+        self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]
+    ) -> Callable[[], None]:
+        """A nested request (BLS). To be called on the loop; gives a function that cancels it."""
+
+    def log(self, level: LogLevel, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:
+        """A line for the server's log and event stream. Thread-safe."""
+
+    def instance_state(self, instance: str, healthy: bool, why: str) -> None:
+        """An instance's process died (``healthy`` False) or is back. Thread-safe."""
+
+
+@dataclass(slots=True)
+class ModelContext:
+    """What a backend gets to open one model version.
+
+    ``config`` is the normalised ``ModelConfig`` message, ``config_json`` the same as Triton's JSON (``args["model_config"]``
+    of a Python model), ``backend_config`` the ``--backend-config`` settings of this backend.
+    """
+
+    name: str
+    version: int
+    config: Any
+    config_json: str
+    model_dir: Path
+    version_dir: Path
+    host: BackendHost
+    backend_config: Mapping[str, str] = field(default_factory=dict)
+    python_execution: Literal["process", "thread"] = "process"
+
+
+@dataclass(slots=True)
+class Execution:
+    """One batch on its way through an instance.
+
+    ``respond(i, response)`` answers request ``i``; a response with ``final=False`` is sent on at once, final ones may be
+    delivered together when the batch ends. Stamps are nanoseconds of the host's clock: ``compute_start`` is set by the
+    engine when the instance begins, ``input_end`` (inputs are ready for the framework) and ``output_start`` (the
+    framework is done) by the backend, ``compute_end`` by ``finish``. ``finish`` is called exactly once, by the engine
+    for thread instances and by the instance for loop instances; a request left unanswered then gets ``error`` (or an
+    internal error), so that nothing is lost. A decoupled model may go on responding after ``finish``; the request ends
+    with its final response.
+    """
+
+    requests: Sequence[InferenceRequest]
+    respond: Callable[[int, InferenceResponse], None]
+    finish: Callable[[WorkbenchError | None], None]
+    is_cancelled: Callable[[int], bool]
+    sequence: int = 0
+    compute_start: int = 0
+    input_end: int = 0
+    output_start: int = 0
+    compute_end: int = 0
+
+
+class ThreadInstance(Protocol):
+    """An instance that executes on a thread of its own."""
+
+    kind: Literal["thread"]
+
+    def execute(self, execution: Execution) -> None:
+        """Runs a batch; responses through ``execution.respond``. What it raises fails every unanswered request."""
+
+    def close(self) -> None:
+        """Frees what it holds; called once, after the last batch."""
+
+
+class LoopInstance(Protocol):
+    """An instance whose work happens in another process."""
+
+    kind: Literal["loop"]
+
+    def start(self, execution: Execution) -> None:
+        """Sends a batch on its way and returns at once."""
+
+    def close(self) -> None:
+        """Ends the child: asks it to finalize, waits a little, then kills. Blocks: not to be called on the loop."""
+
+
+Instance = ThreadInstance | LoopInstance
+
+
+class LoadedModel(Protocol):
+    """An opened model version."""
+
+    reads_max_batch_size: bool
+    """False lets the engine change max_batch_size in place."""
+
+    def create_instance(self, spec: InstanceSpec) -> Instance:
+        """Makes an instance, ready to execute. Blocks; called on a loader thread.
+
+        Raises:
+            WorkbenchError: with Triton's text, for example what a model's ``initialize`` raised.
+        """
+
+    def close(self) -> None:
+        """Frees what the instances shared; called once, after the last instance is closed."""
+
+
+class Backend(Protocol):
+    """A framework."""
+
+    name: str
+
+    def describe(self, context: ModelContext) -> ModelDescription | None:
+        """What the model file says of inputs and outputs; None when it says nothing. Blocks.
+
+        Raises:
+            WorkbenchError: the file is missing or broken.
+        """
+
+    def auto_complete(self, context: ModelContext) -> Any | None:
+        """A completed ``ModelConfig`` where the backend has its own rules (Python's auto_complete_config), else None."""
+
+    def open(self, context: ModelContext) -> LoadedModel:
+        """Opens a model version. Blocks; called on a loader thread.
+
+        Raises:
+            WorkbenchError: the file is missing or broken, the configuration does not fit it.
+        """
