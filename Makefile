@@ -1,0 +1,43 @@
+# Each target makes its own environment (.venv) the first time.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: demo test test-full lab check bench models clean
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -e '.[samples,lab,dev]'
+	touch $(STAMP)
+
+env: $(STAMP)
+
+# The main job on real models: serve, sweep, choose, export. Writes runs/demo/summary.json.
+demo: $(STAMP)
+	$(BIN)/workbench demo
+
+models: $(STAMP)
+	$(BIN)/workbench models build
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+# Adds the heavy ones (the real tritonserver, perf_analyzer) and the long proofs at a tenth of their size.
+test-full: $(STAMP)
+	$(BIN)/python -m pytest -m full
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check workbench tests benchmarks
+	$(BIN)/mypy
+
+lab: $(STAMP)
+	$(BIN)/jupyter lab notebooks
+
+bench: $(STAMP)
+	for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f --quick || exit 1; done
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache runs artifacts

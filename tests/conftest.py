@@ -1,0 +1,87 @@
+"""What every test shares: where the reference material lies, and the rule for skips."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+ALLOWED_SKIPS = Path(__file__).with_name("skips.txt")
+
+# A user's own settings must not leak into a test, nor a test's into a user's.
+os.environ.setdefault("PYTHONHASHSEED", "0")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference material beside the checkout; tests that need it skip where it is absent."""
+    if not (SHARED / "DESIGN.md").exists():
+        pytest.skip("no reference material: ../shared is absent")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def oracle(shared: Path) -> Path:
+    """The folder with the real tritonserver and perf_analyzer."""
+    if os.uname().machine != "x86_64":
+        pytest.skip("the real tritonserver runs on x86-64 only")
+    return shared / "oracle"
+
+
+@pytest.fixture(autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runtime files of servers that tests start go to a folder of their own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(_session_state(tmp_path_factory)))
+
+
+_STATE: list[Path] = []
+
+
+def _session_state(factory: pytest.TempPathFactory) -> Path:
+    if not _STATE:
+        _STATE.append(factory.mktemp("state"))
+    return _STATE[0]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`full` tests run only when they are asked for with -m."""
+    if config.option.markexpr:
+        return
+    kept = [item for item in items if "full" not in item.keywords]
+    dropped = [item for item in items if "full" in item.keywords]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def _allowed() -> list[re.Pattern[str]]:
+    lines = ALLOWED_SKIPS.read_text().splitlines()
+    return [re.compile(line) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names each skip that is on no list; the session fails for it (see pytest_sessionfinish)."""
+    for text in _unlisted(terminalreporter):
+        terminalreporter.write_line(f"SKIP NOT ON THE LIST (tests/skips.txt): {text}", red=True)
+
+
+def _unlisted(reporter: pytest.TerminalReporter) -> list[str]:
+    allowed = _allowed()
+    found = []
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(pattern.search(reason) for pattern in allowed):
+            found.append(f"{report.nodeid}: {reason}")
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A skip that is on no list fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and session.exitstatus == 0 and _unlisted(reporter):
+        session.exitstatus = 1
