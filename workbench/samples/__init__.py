@@ -1,1 +1,30 @@
-"""The sample models: how their weights and graphs are made."""
+"""The sample model repository: real models whose weights are built on the user's machine.
+
+``minilm`` (sentence embedding), ``tokenizer`` (its tokenizer, a Python model), ``mlp_4096`` (batching pays) and
+``magika`` (batching does not pay).
+"""
+
+from __future__ import annotations
+
+from workbench.samples.builder import (
+    BuildProgress,
+    BuiltModel,
+    ProgressCallback,
+    build,
+    default_repository,
+    model_names,
+    sources_directory,
+)
+from workbench.samples.wheels import SampleError, default_cache_dir
+
+__all__ = [
+    "BuildProgress",
+    "BuiltModel",
+    "ProgressCallback",
+    "SampleError",
+    "build",
+    "default_cache_dir",
+    "default_repository",
+    "model_names",
+    "sources_directory",
+]

@@ -1,0 +1,200 @@
+"""The ONNX graphs of the samples, put together node by node; no framework is needed.
+
+Opset 17 and IR version 8 on purpose: every ONNX Runtime that Triton shipped since 23.01 reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+_OPSET = 17
+_IR_VERSION = 8
+
+MLP_WIDTH = 4096
+"""Width of every layer of ``mlp_4096``; one layer's weights are 67 MB, more than a core's caches hold."""
+
+MLP_LAYERS = 2
+MLP_SEED = 4096
+
+_HEADS = 12
+_LAYERS = 6
+_LAYER_NORM_EPSILON = 1e-12
+
+
+class _Graph:
+    """Collects nodes and constants; every node is named after its output, which profiles then show."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+
+    def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
+        if name not in self.constants:
+            array = np.ascontiguousarray(np.asarray(value, dtype=dtype)).reshape(np.shape(value))
+            self.constants[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def axes(self, *axes: int) -> str:
+        return self.constant("axes_" + "_".join(str(axis) for axis in axes), axes, np.int64)
+
+    def add(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
+        return output
+
+    def dense(self, x: str, weight: NDArray[Any], bias: NDArray[Any], output: str) -> str:
+        """``x @ weight + bias``; ``weight`` is [in, out]."""
+        product = self.add("MatMul", [x, self.constant(f"{output}/weight", weight)], f"{output}/matmul")
+        return self.add("Add", [product, self.constant(f"{output}/bias", bias)], output)
+
+    def model(
+        self, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto], doc: str
+    ) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            self.nodes, self.name, list(inputs), list(outputs), initializer=list(self.constants.values())
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", _OPSET)],
+            ir_version=_IR_VERSION,
+            producer_name="serving-workbench",
+            doc_string=doc,
+        )
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+
+def mlp(width: int = MLP_WIDTH, layers: int = MLP_LAYERS, seed: int = MLP_SEED) -> onnx.ModelProto:
+    """A perceptron of ``layers`` square layers with seeded weights: input fp32 [b, width] -> output fp32 [b, width].
+
+    Weights are He-initialised, so activations keep their scale. One row reads all weights from memory and so do 16
+    rows: the time of a call grows slowly with the batch, as on a GPU.
+    """
+    rng = np.random.default_rng(seed)
+    graph = _Graph(f"mlp_{width}")
+    x = "input"
+    for layer in range(layers):
+        weight = rng.standard_normal((width, width), dtype=np.float32) * np.float32(np.sqrt(2.0 / width))
+        bias = rng.standard_normal(width, dtype=np.float32) * np.float32(0.01)
+        last = layer == layers - 1
+        names = [x, graph.constant(f"layer{layer}/weight", weight), graph.constant(f"layer{layer}/bias", bias)]
+        x = graph.add("Gemm", names, "output" if last else f"layer{layer}/gemm")
+        if not last:
+            x = graph.add("Relu", [x], f"layer{layer}")
+    return graph.model(
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", width])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", width])],
+        f"{layers} x {width}^2 perceptron, weights from seed {seed}",
+    )
+
+
+def minilm(weights: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+    """The sentence embedding all-MiniLM-L6-v2 from its BERT weights.
+
+    input_ids, attention_mask int64 [b, s] -> sentence_embedding fp32 [b, 384], mean over the unmasked tokens, of unit
+    length. Batch and sequence (up to 512) are dynamic. Padding does not change the embedding beyond rounding.
+    """
+    graph = _Graph("all-MiniLM-L6-v2")
+    add, constant = graph.add, graph.constant
+    hidden = weights["embeddings.word_embeddings.weight"].shape[1]
+    mask = add("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
+    x = _embeddings(graph, weights)
+    # Masked keys get the lowest float, so their softmax weight is exactly 0.
+    inverted = add("Sub", [constant("one", 1.0), add("Unsqueeze", [mask, graph.axes(1, 2)], "mask/keys")], "mask/off")
+    bias = add("Mul", [inverted, constant("lowest", np.finfo(np.float32).min)], "mask/bias")
+    for layer in range(_LAYERS):
+        x = _transformer_layer(graph, weights, x, bias, layer)
+    # Mean over the tokens that are not padding, then unit length (modules 1_Pooling and 2_Normalize).
+    weighted = add("Mul", [x, add("Unsqueeze", [mask, graph.axes(2)], "pool/mask")], "pool/weighted")
+    total = add("ReduceSum", [weighted, graph.axes(1)], "pool/sum", keepdims=0)
+    tokens = add("ReduceSum", [mask, graph.axes(1)], "pool/tokens", keepdims=1)
+    mean = add("Div", [total, add("Max", [tokens, constant("tiny_count", 1e-9)], "pool/count")], "pool/mean")
+    norm = add("ReduceL2", [mean], "norm/length", axes=[1], keepdims=1)
+    add("Div", [mean, add("Max", [norm, constant("tiny_norm", 1e-12)], "norm/safe")], "sentence_embedding")
+    ids = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
+        for name in ("input_ids", "attention_mask")
+    ]
+    output = helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", hidden])
+    return graph.model(ids, [output], "all-MiniLM-L6-v2: BERT, mean pooling, unit length")
+
+
+def _layer_norm(graph: _Graph, weights: Mapping[str, NDArray[Any]], x: str, key: str, output: str) -> str:
+    scale = graph.constant(f"{output}/scale", weights[f"{key}.weight"])
+    shift = graph.constant(f"{output}/shift", weights[f"{key}.bias"])
+    return graph.add("LayerNormalization", [x, scale, shift], output, axis=-1, epsilon=_LAYER_NORM_EPSILON)
+
+
+def _embeddings(graph: _Graph, weights: Mapping[str, NDArray[Any]]) -> str:
+    add, constant = graph.add, graph.constant
+    words = add("Gather", [constant("words", weights["embeddings.word_embeddings.weight"]), "input_ids"], "embed/words")
+    # All tokens are of type 0: its row is added to the positions here rather than at every call.
+    table = weights["embeddings.position_embeddings.weight"] + weights["embeddings.token_type_embeddings.weight"][0]
+    shape = add("Shape", ["input_ids"], "embed/shape", start=1, end=2)
+    start, axis = graph.constant("zero", [0], np.int64), graph.constant("zero", [0], np.int64)
+    positions = add("Slice", [constant("positions", table), start, shape, axis], "embed/positions")
+    return _layer_norm(graph, weights, add("Add", [words, positions], "embed/sum"), "embeddings.LayerNorm", "embed")
+
+
+def _transformer_layer(graph: _Graph, weights: Mapping[str, NDArray[Any]], x: str, bias: str, layer: int) -> str:
+    source, name = f"encoder.layer.{layer}.", f"layer{layer}"
+    attended = _attention(graph, weights, x, bias, layer)
+    x = _layer_norm(
+        graph,
+        weights,
+        graph.add("Add", [attended, x], f"{name}/attention/residual"),
+        f"{source}attention.output.LayerNorm",
+        f"{name}/attention/norm",
+    )
+    wide = _dense(graph, weights, x, f"{source}intermediate.dense", f"{name}/wide")
+    narrow = _dense(graph, weights, _gelu(graph, wide), f"{source}output.dense", f"{name}/narrow")
+    residual = graph.add("Add", [narrow, x], f"{name}/residual")
+    return _layer_norm(graph, weights, residual, f"{source}output.LayerNorm", name)
+
+
+def _dense(graph: _Graph, weights: Mapping[str, NDArray[Any]], x: str, key: str, output: str, scale: float = 1) -> str:
+    factor = np.float32(scale)
+    return graph.dense(x, weights[f"{key}.weight"].T * factor, weights[f"{key}.bias"] * factor, output)
+
+
+def _attention(graph: _Graph, weights: Mapping[str, NDArray[Any]], x: str, bias: str, layer: int) -> str:
+    add, source, name = graph.add, f"encoder.layer.{layer}.attention.", f"layer{layer}/attention"
+    hidden = weights[f"{source}self.query.weight"].shape[0]
+    width = hidden // _HEADS
+    split = graph.constant("heads", [0, 0, _HEADS, width], np.int64)
+    parts = {}
+    # Queries are scaled by 1/sqrt(width) in their weights; keys are transposed for the product.
+    for part, order, scale in (
+        ("query", (0, 2, 1, 3), width**-0.5),
+        ("key", (0, 2, 3, 1), 1),
+        ("value", (0, 2, 1, 3), 1),
+    ):
+        projected = _dense(graph, weights, x, f"{source}self.{part}", f"{name}/{part}", scale)
+        heads = add("Reshape", [projected, split], f"{name}/{part}/split")
+        parts[part] = add("Transpose", [heads], f"{name}/{part}/heads", perm=list(order))
+    scores = add("MatMul", [parts["query"], parts["key"]], f"{name}/scores")
+    probabilities = add("Softmax", [add("Add", [scores, bias], f"{name}/masked")], f"{name}/softmax", axis=-1)
+    context = add("MatMul", [probabilities, parts["value"]], f"{name}/context")
+    context = add("Transpose", [context], f"{name}/context/heads", perm=[0, 2, 1, 3])
+    merge = graph.constant("merged", [0, 0, hidden], np.int64)
+    return _dense(
+        graph,
+        weights,
+        add("Reshape", [context, merge], f"{name}/context/merged"),
+        f"{source}output.dense",
+        f"{name}/out",
+    )
+
+
+def _gelu(graph: _Graph, x: str) -> str:
+    """The exact (erf) gelu in the form that ONNX Runtime fuses with the bias before it."""
+    add, constant = graph.add, graph.constant
+    erf = add("Erf", [add("Div", [x, constant("sqrt2", np.sqrt(2.0))], f"{x}/scaled")], f"{x}/erf")
+    product = add("Mul", [x, add("Add", [erf, constant("one", 1.0)], f"{x}/gate")], f"{x}/gated")
+    return add("Mul", [product, constant("half", 0.5)], f"{x}/gelu")
