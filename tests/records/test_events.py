@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import threading
+
+from workbench.records import Event, EventLog
+
+
+def test_events_are_kept_in_order_and_bounded() -> None:
+    log = EventLog(3, clock=lambda: 5, wall=lambda: 6)
+    for n in range(5):
+        log.append("state", "m", f"t{n}", level="warning", version=n)
+    assert [event.text for event in log.after()] == ["t2", "t3", "t4"]
+    assert [event.text for event in log.after(3)] == ["t4"]
+    assert log.after(4) == []
+    assert len(log.after(99)) == 3  # a number of an earlier life
+    assert log.last_seq == 4
+    event = log.after(3)[0]
+    assert (event.time_ns, event.wall_ms, event.data) == (5, 6, {"version": 4})
+    assert Event.from_json(event.to_json()) == event
+
+
+def test_subscribers_hear_until_they_leave_and_a_raising_one_is_dropped() -> None:
+    log = EventLog()
+    heard: list[str] = []
+    leave = log.subscribe(lambda event: heard.append(event.text))
+
+    def broken(event: Event) -> None:
+        heard.append("broken")
+        raise ValueError
+
+    log.subscribe(broken)
+    log.append("log", "", "a")
+    log.append("log", "", "b")
+    leave()
+    leave()
+    log.append("log", "", "c")
+    assert heard == ["a", "broken", "b"]
+
+
+def test_waiting_ends_with_the_event_or_in_time() -> None:
+    log = EventLog()
+    assert log.wait(-1, 0.01) == []
+    thread = threading.Thread(target=lambda: log.append("log", "", "x"))
+    thread.start()
+    assert [event.text for event in log.wait(-1, 5)] == ["x"]
+    thread.join()
