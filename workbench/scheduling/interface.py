@@ -13,6 +13,9 @@ How a driver uses it::
     complete(batch)        the batch has been executed
     reconfigure(settings)  new settings, in place; nothing queued is lost
     drain()                from now on batches leave without waiting (the model is going away)
+
+After each of these that changes something, ask ``acquire`` for every idle instance until it gives None; then arm one
+timer for ``next_deadline()``, and when it fires call ``expire`` first and ``acquire`` after it.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ Reason = Literal["full", "preferred", "delay", "no_delay", "shapes", "inputs", "
 
 ``full``: max_batch_size (or the largest preferred size) reached, or the next request does not fit; ``preferred``: a
 preferred size; ``delay``: max_queue_delay_microseconds is over; ``no_delay``: no delay is set, so what waits goes;
-``shapes``: the next request has other shapes; ``inputs``: it has another set of optional inputs; ``direct``: the model
-has no batcher, one request is one batch; ``sequence``: the sequence batcher formed it; ``drain``: the model is unloading.
+``shapes``: the next request has other shapes; ``inputs``: it has another set of optional inputs; ``direct``: the
+model has no batcher, one request is one batch; ``sequence``: the sequence batcher formed it; ``drain``: the model is
+unloading.
 """
 
 RejectKind = Literal["timeout", "queue_full", "cancelled", "stopping", "invalid"]
@@ -37,8 +41,11 @@ RejectKind = Literal["timeout", "queue_full", "cancelled", "stopping", "invalid"
 class Item:
     """What a scheduler knows of a request; it carries no tensor.
 
-    ``rows`` is max(1, batch dimension). ``timeout`` is the request's own, in microseconds, 0 for none. ``shape_key`` and
-    ``input_set`` compare equal for requests that may share a batch. ``deadline`` is set by the scheduler (ns, or None).
+    ``rows`` is max(1, batch dimension). ``priority`` is what the request asked for and ``timeout`` its own timeout in
+    microseconds, 0 for none. ``shape_key`` and ``input_set`` compare equal for requests that may share a batch.
+
+    The scheduler sets, when it takes the item: ``enqueued`` (ns), ``deadline`` (ns, or None), ``level`` (the priority
+    level it really waits in, 0 where the model has none) and ``order`` (its place in the order of arrival).
     """
 
     id: int
@@ -52,6 +59,8 @@ class Item:
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
+    level: int = 0
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
