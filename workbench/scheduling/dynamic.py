@@ -146,7 +146,7 @@ class DynamicBatcher:
         if level.max_queue_size and len(level) >= level.max_queue_size:
             return RejectedItem(item.id, "queue_full", QUEUE_FULL_TEXT)
         live = level.live
-        if item.id in live:
+        if item.id in live or (self._delayed and level.delayed.find(item.id)):
             raise ValueError(f"a request with id {item.id} waits already")
         item.enqueued = now
         item.level = level.number
