@@ -1,1 +1,110 @@
-"""The command line: one module a verb."""
+"""The command line: one module a verb, imported when it is used.
+
+A verb's module has ``SUMMARY``, ``EXAMPLE``, ``add_arguments(parser)`` and ``run(args) -> exit code``. The exit code is 0 only
+when it worked: 1 is a finding or a failure, 2 a command line that cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from workbench.errors import WorkbenchError
+
+VERBS: tuple[str, ...] = (
+    "demo",
+    "models",
+    "serve",
+    "ps",
+    "doctor",
+    "lint",
+    "config",
+    "profile",
+    "sweep",
+    "runs",
+    "export",
+)
+
+_SUMMARIES = {
+    "demo": "the main job on real models: serve, sweep, choose the best, export",
+    "models": "build the sample models",
+    "serve": "serve model repositories (takes tritonserver's own flags)",
+    "ps": "the servers that run on this machine",
+    "doctor": "what is installed, which backends and devices work",
+    "lint": "check a repository or a config.pbtxt",
+    "config": "print a config.pbtxt as JSON or normalised text",
+    "profile": "measure a model at one load or a range of loads",
+    "sweep": "measure a grid of configurations × loads",
+    "runs": "list and show stored runs",
+    "export": "write the tuned repository for production",
+}
+
+
+def _module(verb: str) -> ModuleType:
+    return importlib.import_module(f"workbench.cli.{verb}")
+
+
+def _overview() -> str:
+    width = max(map(len, VERBS))
+    lines = ["usage: workbench VERB [options]", "", "Serve, tune and profile Triton model repositories.", ""]
+    lines += [f"  {verb.ljust(width)}  {_SUMMARIES[verb]}" for verb in VERBS]
+    lines += ["", "workbench VERB --help shows a verb's options and an example."]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; gives its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        from workbench import __version__
+
+        print(f"workbench {__version__}")
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb not in VERBS:
+        import difflib
+
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        print(f"workbench: there is no verb '{verb}'.{hint} See workbench --help.", file=sys.stderr)
+        return 2
+    if verb == "serve":
+        # Its flags are tritonserver's; the server reads them itself.
+        from workbench.server.main import main as serve_main
+
+        return serve_main(rest)
+    return _run(verb, rest)
+
+
+def _run(verb: str, rest: Sequence[str]) -> int:
+    module = _module(verb)
+    parser = argparse.ArgumentParser(
+        prog=f"workbench {verb}",
+        description=module.SUMMARY,
+        epilog=f"example:\n  {module.EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    args = parser.parse_args(rest)
+    try:
+        return int(module.run(args))
+    except WorkbenchError as error:
+        if getattr(args, "json", False):
+            print(json.dumps({"error": error.message, "where": error.where, "hint": error.hint}))
+        else:
+            print(f"workbench {verb}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"workbench {verb}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; nothing is wrong with us.
+        sys.stderr.close()
+        return 0

@@ -1,0 +1,96 @@
+"""``workbench doctor``: what is installed, which backends and devices work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+SUMMARY = "Says which backends and devices work here, and what to install for the others."
+EXAMPLE = "workbench doctor --json"
+
+_PACKAGES = ("numpy", "onnxruntime", "tritonclient", "grpcio", "protobuf", "uvloop", "bokeh", "ipywidgets", "anywidget", "pandas")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``doctor``."""
+    parser.add_argument("--json", action="store_true", help='JSON: {"backends": {NAME: {"works", "version", "device", "why", "install"}}, ...}')
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what works. The exit code is 0 when the core works, whatever optional parts are missing."""
+    report = examine()
+    if args.json:
+        print(json.dumps(report, indent=2))
+        return 0
+    from workbench.cli.tables import print_table
+
+    rows = [
+        (name, "works" if entry["works"] else "does not work", entry["version"], entry["device"], entry["why"], entry["install"])
+        for name, entry in report["backends"].items()
+    ]
+    print_table(("backend", "", "version", "device", "why not", "install"), rows, title="Backends")
+    print_table(("package", "version"), list(report["packages"].items()), title="Packages")
+    devices = report["devices"]
+    print(f"Python {report['python']} on {report['platform']}")
+    print(f"CPU: {devices['cpu']}; memory {devices['memory_gib']:.1f} GiB")
+    for gpu in devices["gpus"]:
+        print(f"GPU: {gpu}")
+    if not devices["gpus"]:
+        print(devices["gpu_note"])
+    for name, note in report["tools"].items():
+        print(f"{name}: {note}")
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    """The report as JSON values."""
+    import psutil
+
+    from workbench.telemetry import sample
+
+    devices = sample().to_json()
+    checks: dict[str, Callable[[], dict[str, Any]]] = {"onnxruntime": _onnxruntime, "python": _python}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "backends": {name: check() for name, check in checks.items()},
+        "devices": {
+            "cpu": f"{psutil.cpu_count(logical=False) or psutil.cpu_count()} cores, {psutil.cpu_count()} threads",
+            "memory_gib": psutil.virtual_memory().total / 2**30,
+            "gpus": [gpu.get("name", "") for gpu in devices.get("gpus") or ()],
+            "gpu_note": devices.get("gpu_note", ""),
+        },
+        "tools": {"chromium": shutil.which("chromium") or "not found (only the browser tests need it)"},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _entry(works: bool, version: str, device: str, why: str = "", install: str = "") -> dict[str, Any]:
+    return {"works": works, "version": version, "device": device, "why": why, "install": install}
+
+
+def _onnxruntime() -> dict[str, Any]:
+    from workbench.backends.registry import probe
+
+    try:
+        version, device = probe("onnxruntime")
+    except Exception as error:
+        return _entry(False, _version("onnxruntime"), "", f"{type(error).__name__}: {error}", "pip install onnxruntime")
+    return _entry(True, version, device)
+
+
+def _python() -> dict[str, Any]:
+    return _entry(True, platform.python_version(), "CPU", "", "") if sys.executable else _entry(False, "", "", "no interpreter to start a model with", "")

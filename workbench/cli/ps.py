@@ -1,0 +1,36 @@
+"""``workbench ps``: the servers that run on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+SUMMARY = "Lists the servers of the workbench that run on this machine."
+EXAMPLE = "workbench ps --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ps``."""
+    parser.add_argument("--json", action="store_true", help="a JSON list (without the tokens)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints a table, or JSON."""
+    from workbench.server import runtime
+
+    shown = ("name", "pid", "http", "metrics", "control_mode", "detached", "started", "repositories")
+    servers = [{key: entry.get(key) for key in shown} for entry in runtime.list_servers()]
+    if args.json:
+        print(json.dumps(servers, indent=2))
+        return 0
+    if not servers:
+        print("no server runs here; start one with: workbench serve --model-repository DIR")
+        return 0
+    from workbench.cli.tables import print_table
+
+    rows = [
+        (s["name"], s["pid"], s["http"], s["control_mode"], "detached" if s["detached"] else "owned", s["started"], ", ".join(s["repositories"] or ()))
+        for s in servers
+    ]
+    print_table(("name", "pid", "address", "control mode", "life", "started", "repositories"), rows)
+    return 0

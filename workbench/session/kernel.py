@@ -1,0 +1,149 @@
+"""The engine inside this kernel, for debugging a model: breakpoints, prints and tracebacks are here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from workbench.config import Edit
+from workbench.engine import EngineOptions, InferenceEngine
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.session.opening import PathLike, repositories
+from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
+from workbench.session.server import Server, config_json
+
+
+class Engine(Server):
+    """Serves a model repository inside this process, without a socket.
+
+    Python models run on threads here (``python_execution="process"`` gives them processes of their own, as
+    ``wb.serve`` does); figures measured on threads are marked "not like Triton".
+
+    Args:
+        path: the repository, or several.
+        models: which to load, ``*`` is all. A model that fails to load does not stop the others: see ``models()``.
+        python_execution: where Python models run.
+        control_mode: Triton's ``--model-control-mode``.
+
+    Raises:
+        NotFound: there is no such directory.
+    """
+
+    kind = "kernel"
+
+    def __init__(
+        self,
+        path: PathLike | Sequence[PathLike],
+        *,
+        models: Sequence[str] = ("*",),
+        python_execution: Literal["process", "thread"] = "thread",
+        control_mode: Literal["none", "explicit"] = "explicit",
+    ) -> None:
+        self._paths = repositories(path)
+        self.name = self._paths[0].name
+        self.url = ""
+        self.engine = InferenceEngine(
+            EngineOptions(
+                repositories=self._paths,
+                control_mode=control_mode,
+                load_models=tuple(models),
+                python_execution=python_execution,
+            )
+        )
+        self._mode = control_mode
+        self.engine.start()
+
+    @property
+    def control_mode(self) -> str:
+        """``none`` or ``explicit``."""
+        return self._mode
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    @property
+    def repository_paths(self) -> tuple[Path, ...]:
+        """The model repositories that it serves."""
+        return self._paths
+
+    def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """Triton's repository index."""
+        return self.engine.repository_index(ready=ready)
+
+    def model_metadata(self, model: str) -> dict[str, Any]:
+        """Triton's model metadata."""
+        return self.engine.model_metadata(model)
+
+    def model_config(self, model: str) -> dict[str, Any]:
+        """The completed configuration as Triton's JSON."""
+        from workbench.config import to_json
+
+        return to_json(self.engine.model_config(model))
+
+    def statistics(self, model: str = "") -> Statistics:
+        """Triton's statistics of one model or of all."""
+        return Statistics(self.engine.statistics(model))
+
+    def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
+        """Loads or reloads a model."""
+        self.engine.load(model, config=config_json(config))
+
+    def unload(self, model: str) -> None:
+        """Unloads a model."""
+        self.engine.unload(model)
+
+    def state(self) -> dict[str, Any]:
+        """The engine's snapshot."""
+        return self.engine.snapshot().to_json()
+
+    def _infer(self, request: InferenceRequest, timeout_s: float) -> InferenceResponse:
+        return self.engine.infer(request, timeout_s=timeout_s)
+
+    def config(self, model: str) -> ConfigView:
+        """Applied text, saved text, completed JSON, epoch."""
+        state = self.engine.config_state(model)
+        return ConfigView(
+            model=model,
+            text=state.document.data.decode("utf-8", "replace"),
+            saved_text=state.saved.decode("utf-8", "replace"),
+            effective=state.effective,
+            epoch=state.epoch,
+            dirty=state.dirty,
+        )
+
+    def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
+        return ConfigureResult.from_json(self.engine.configure(model, list(edits), dry_run=dry_run).to_json())
+
+    def save(self, model: str) -> SaveResult:
+        """Writes the applied configuration to config.pbtxt."""
+        saved = self.engine.save(model)
+        return SaveResult(model=model, path=str(saved.path), diff=saved.diff)
+
+    def revert(self, model: str) -> ConfigureResult:
+        """Applies the configuration as the file has it."""
+        return ConfigureResult.from_json(self.engine.revert(model).to_json())
+
+    def record_columns(self, after: int = -1) -> Any:
+        """Records after a sequence number, as columns."""
+        return self.engine.records.read(after)
+
+    def events(self, after: int = -1) -> list[Any]:
+        """Events after a sequence number."""
+        return self.engine.events.after(after)
+
+    def devices(self) -> Any:
+        """CPU, memory and GPUs of this machine."""
+        from workbench.telemetry import sample
+
+        return sample((os.getpid(),)).to_json()
+
+    def close(self) -> None:
+        """Stops the engine; running requests are finished first."""
+        self._stop_session()
+        if not self._closed:
+            self._closed = True
+            self.engine.stop()

@@ -1,0 +1,298 @@
+"""Servers that are somewhere else: a background process of the workbench, or any running Triton."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.client import ControlClient, TritonClient
+from workbench.config import ConfigDocument, Edit, change_class, from_json, to_json, to_text
+from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.session.owned import OwnedProcess
+from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
+from workbench.session.server import Server, config_json
+
+
+class ClientServer(Server):
+    """What every server reached by a client shares: KServe v2 and Triton's repository control."""
+
+    def __init__(self, client: TritonClient, *, url: str, name: str) -> None:
+        self._client = client
+        self.url = url
+        self.name = name
+
+    def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """Triton's repository index."""
+        return self._client.repository_index(ready=ready)
+
+    def model_metadata(self, model: str) -> dict[str, Any]:
+        """Triton's model metadata."""
+        return self._client.model_metadata(model)
+
+    def model_config(self, model: str) -> dict[str, Any]:
+        """The completed configuration as Triton's JSON."""
+        return self._client.model_config(model)
+
+    def statistics(self, model: str = "") -> Statistics:
+        """Triton's statistics of one model or of all."""
+        return Statistics(self._client.statistics(model))
+
+    def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
+        """Loads or reloads a model."""
+        self._client.load(model, config=config_json(config))
+
+    def unload(self, model: str) -> None:
+        """Unloads a model."""
+        self._client.unload(model)
+
+    def _infer(self, request: InferenceRequest, timeout_s: float) -> InferenceResponse:
+        response = self._client.infer(request, timeout_s=timeout_s)
+        if response.error is not None:
+            raise response.error
+        return response
+
+    def close(self) -> None:
+        """Closes the connections; the server goes on."""
+        self._stop_session()
+        if not self._closed:
+            self._closed = True
+            self._client.close()
+
+
+class WorkbenchServer(ClientServer):
+    """A server of the workbench in a process of its own.
+
+    *Owned* servers end with this object (and with this process, however that ends); *detached* ones go on, and
+    ``wb.attach(name)`` finds them again.
+    """
+
+    kind = "process"
+
+    def __init__(
+        self, client: TritonClient, control: ControlClient, runtime: Mapping[str, Any], process: OwnedProcess | None = None
+    ) -> None:
+        super().__init__(client, url=str(runtime["http"]), name=str(runtime["name"]))
+        self._control = control
+        self._runtime = dict(runtime)
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """The process that serves."""
+        return int(self._runtime["pid"])
+
+    @property
+    def owned(self) -> bool:
+        """Whether it ends with this object."""
+        return self._process is not None
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus metrics are; empty when they are off."""
+        return str(self._runtime.get("metrics", ""))
+
+    @property
+    def token(self) -> str:
+        """The bearer token of the control plane."""
+        return str(self._runtime["token"])
+
+    @property
+    def control_mode(self) -> str:
+        """``none``, ``poll`` or ``explicit``."""
+        return str(self._runtime.get("control_mode", ""))
+
+    @property
+    def repository_paths(self) -> tuple[Path, ...]:
+        """The model repositories that it serves."""
+        return tuple(Path(path) for path in self._runtime.get("repositories", ()))
+
+    def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
+        """Loads or reloads a model; the control plane allows it in every control mode."""
+        self._control.load(model, config=config_json(config))
+
+    def unload(self, model: str) -> None:
+        """Unloads a model."""
+        self._control.unload(model)
+
+    def state(self) -> dict[str, Any]:
+        """The engine's snapshot."""
+        return self._control.state()
+
+    def config(self, model: str) -> ConfigView:
+        """Applied text, saved text, completed JSON, epoch."""
+        answer = self._control.config(model)
+        return ConfigView(
+            model=model,
+            text=answer["text"],
+            saved_text=answer["saved_text"],
+            effective=answer["effective"],
+            epoch=answer["epoch"],
+            dirty=answer["dirty"],
+        )
+
+    def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
+        return ConfigureResult.from_json(self._control.configure(model, edits, dry_run=dry_run))
+
+    def save(self, model: str) -> SaveResult:
+        """Writes the applied configuration to config.pbtxt."""
+        answer = self._control.save(model)
+        return SaveResult(model=model, path=answer["path"], diff=answer["diff"])
+
+    def revert(self, model: str) -> ConfigureResult:
+        """Applies the configuration as the file has it."""
+        return ConfigureResult.from_json(self._control.revert(model))
+
+    def record_columns(self, after: int = -1) -> Any:
+        """Records after a sequence number, as columns."""
+        return self._control.records(after)
+
+    def events(self, after: int = -1) -> list[Any]:
+        """Events after a sequence number."""
+        return self._control.events(after)
+
+    def devices(self) -> Any:
+        """CPU, memory and GPUs of the machine that serves."""
+        return self._control.devices()
+
+    def shutdown(self) -> None:
+        """Ends the server, detached or not; running requests are finished first."""
+        self._control.shutdown()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the server if it is owned, lets go of it if it is detached."""
+        first = not self._closed
+        super().close()
+        if first:
+            self._control.close()
+            if self._process is not None:
+                self._process.stop()
+
+
+class TritonServer(ClientServer):
+    """Any running Triton or KServe v2 server; nothing is installed there.
+
+    ``configure`` is a load with a config override, where its control mode allows; it reloads the model.
+    """
+
+    kind = "remote"
+
+    def __init__(self, client: TritonClient, *, url: str) -> None:
+        super().__init__(client, url=url, name=url)
+        self._originals: dict[str, dict[str, Any]] = {}
+        self._epochs: dict[str, int] = {}
+        self._metadata = client.server_metadata()
+
+    @property
+    def control_mode(self) -> str:
+        """Unknown: Triton does not say."""
+        return ""
+
+    @property
+    def release(self) -> str:
+        """Name and version as the server says them."""
+        return f"{self._metadata.get('name', '')} {self._metadata.get('version', '')}".strip()
+
+    def state(self) -> dict[str, Any]:
+        """Pieced together from configurations and statistics: no instances, no pending requests, no batches."""
+        models = []
+        statistics = {entry["name"]: entry for entry in self.statistics().get("model_stats", ())}
+        for entry in self.repository_index():
+            if entry.get("state") != "READY":
+                continue
+            config = self.model_config(entry["name"])
+            inference = statistics.get(entry["name"], {}).get("inference_stats", {})
+            models.append(
+                {
+                    "name": entry["name"],
+                    "version": entry.get("version", ""),
+                    "state": entry.get("state", ""),
+                    "backend": config.get("backend") or config.get("platform", ""),
+                    "max_batch_size": int(config.get("max_batch_size", 0)),
+                    "batching": scheduling_choice(config),
+                    "config_epoch": self._epochs.get(entry["name"], 0),
+                    "counters": {"success": int(inference.get("success", {}).get("count", 0))},
+                    "failures": {"OTHER": int(inference.get("fail", {}).get("count", 0))},
+                }
+            )
+        return {"models": models, "server": self._metadata, "remote": True}
+
+    def config(self, model: str) -> ConfigView:
+        """The loaded configuration; a remote server does not give its file."""
+        effective = self.model_config(model)
+        original = self._originals.get(model, effective)
+        return ConfigView(
+            model=model,
+            text=to_text(from_json(effective)),
+            saved_text=to_text(from_json(original)),
+            effective=effective,
+            epoch=self._epochs.get(model, 0),
+            dirty=model in self._originals and original != effective,
+        )
+
+    def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
+        before = self.model_config(model)
+        document = ConfigDocument.parse(to_text(from_json(before)).encode(), path=f"{self.url}/v2/models/{model}/config")
+        edited = document.edit(list(edits))
+        change = change_class(document.message, edited.message)
+        result = ConfigureResult(
+            model=model,
+            epoch=self._epochs.get(model, 0) + (0 if dry_run else 1),
+            change_class="none" if str(change) == "none" else "reload",
+            reasons=("a remote Triton takes edits as a load with config override: the model is reloaded",),
+            triton="this is what it does",
+            diff=document.diff(edited),
+            took_ms=0.0,
+            dirty=True,
+            config=before,
+        )
+        if dry_run or result.change_class == "none":
+            return result
+        from workbench.clock import monotonic_ns
+
+        started = monotonic_ns()
+        self._override(model, to_json(edited.message, defaults=False))
+        self._originals.setdefault(model, before)
+        self._epochs[model] = result.epoch
+        after = self.model_config(model)
+        took = (monotonic_ns() - started) / 1e6
+        return ConfigureResult(
+            model, result.epoch, "reload", result.reasons, result.triton, result.diff, took, after != self._originals[model], after
+        )
+
+    def _override(self, model: str, config: Mapping[str, Any]) -> None:
+        try:
+            self._client.load(model, config=json.dumps(config))
+        except (NotFound, InvalidRequest, Unsupported):
+            raise
+        except Exception as error:
+            if "explicit model load / unload is not allowed" in str(error):
+                raise Unsupported(
+                    "this server does not take configuration changes",
+                    where=self.url,
+                    hint="start it with --model-control-mode=explicit",
+                ) from error
+            raise
+
+    def revert(self, model: str) -> ConfigureResult:
+        """Loads the model with the configuration that it had when it was first edited from here."""
+        original = self._originals.get(model)
+        before = self.model_config(model)
+        if original is not None and original != before:
+            self._override(model, original)
+            self._epochs[model] = self._epochs.get(model, 0) + 1
+        self._originals.pop(model, None)
+        after = self.model_config(model)
+        diff = ConfigDocument.parse(to_text(from_json(before)).encode()).diff(ConfigDocument.parse(to_text(from_json(after)).encode()))
+        return ConfigureResult(model, self._epochs.get(model, 0), "reload" if diff else "none", (), "", diff, 0.0, False, after)
+
+
+def scheduling_choice(config: Mapping[str, Any]) -> str:
+    """The scheduler of a configuration in a word: ``dynamic``, ``sequence``, ``ensemble`` or empty."""
+    for key, word in (("dynamic_batching", "dynamic"), ("sequence_batching", "sequence"), ("ensemble_scheduling", "ensemble")):
+        if config.get(key) is not None and key in config:
+            return word
+    return ""

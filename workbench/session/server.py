@@ -1,0 +1,353 @@
+"""One interface for a server, wherever it runs: in a process of its own, in this kernel, or a real Triton elsewhere."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from workbench.config import Edit, parse_edit
+from workbench.errors import InvalidRequest, Unsupported
+from workbench.protocol.datatypes import BY_WIRE
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor, as_bytes_array
+from workbench.session.results import ConfigureResult, ConfigView, ModelRow, ModelTable, Result, SaveResult, Statistics
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.profiling import Point, SweepJob, SweepResult
+    from workbench.session.state import SessionState
+
+Kind = Literal["process", "kernel", "remote"]
+EditLike = Edit | str | Mapping[str, Any]
+
+
+def as_edits(edits: Iterable[EditLike], fields: Mapping[str, Any]) -> list[Edit]:
+    """Edits from what a person writes: ``"path=json"``, ``{"path", "op", "value"}``, ``Edit``, and keyword fields.
+
+    A keyword is a top-level field of the configuration (``max_batch_size=8``); ``__`` stands for a dot
+    (``dynamic_batching__max_queue_delay_microseconds=500``).
+
+    Raises:
+        ConfigError: a text that is not ``path=json``.
+    """
+    out = []
+    for edit in edits:
+        if isinstance(edit, str):
+            out.append(parse_edit(edit))
+        elif isinstance(edit, Mapping):
+            out.append(Edit.from_json(edit))
+        else:
+            out.append(edit)
+    out += [Edit(path.replace("__", "."), "remove" if value is None else "set", value) for path, value in fields.items()]
+    return out
+
+
+class Server(ABC):
+    """A server that holds models.
+
+    What a place cannot do raises ``Unsupported`` in words; it is never faked.
+    """
+
+    kind: Kind
+    name: str
+    url: str
+
+    _session: SessionState | None = None
+    _closed = False
+
+    # -- models ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """Triton's repository index: ``name``, ``version``, ``state``, ``reason`` of each version known."""
+
+    @abstractmethod
+    def model_metadata(self, model: str) -> dict[str, Any]:
+        """Triton's model metadata: inputs and outputs with datatype and shape."""
+
+    @abstractmethod
+    def model_config(self, model: str) -> dict[str, Any]:
+        """The completed configuration as Triton's JSON."""
+
+    @abstractmethod
+    def statistics(self, model: str = "") -> Statistics:
+        """Triton's statistics of one model or of all."""
+
+    @abstractmethod
+    def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
+        """Loads or reloads a model, with another configuration for this load if one is given.
+
+        Raises:
+            WorkbenchError: with Triton's text; after a failed reload the old version goes on serving.
+        """
+
+    @abstractmethod
+    def unload(self, model: str) -> None:
+        """Unloads a model; requests that run are finished first."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """The engine's snapshot: each model's state, instances, pending requests, failures, last batches."""
+
+    def models(self) -> ModelTable:
+        """What is in the repository, and how it is."""
+        details = {(entry["name"], str(entry.get("version", ""))): entry for entry in self.state().get("models", ())}
+        by_name = {entry["name"]: entry for entry in details.values()}
+        rows = []
+        for entry in self.repository_index():
+            version = str(entry.get("version", ""))
+            known = details.get((entry["name"], version)) or by_name.get(entry["name"], {})
+            rows.append(_row(entry, known))
+        return ModelTable(rows)
+
+    # -- inference ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _infer(self, request: InferenceRequest, timeout_s: float) -> InferenceResponse:
+        """Sends a request and waits for its one answer; raises the answer's error."""
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] = (),
+        version: int = -1,
+        id: str = "",
+        priority: int = 0,
+        timeout: int = 0,
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Result:
+        """Asks a model.
+
+        Args:
+            model: its name.
+            inputs: name → array, list, number or string; converted to the datatype that the model declares. Shapes are
+                the full ones, the batch dimension included where ``max_batch_size`` is above 0.
+            outputs: names wanted; none means all.
+            version: -1 is the latest ready version.
+            id: the request id, given back in the answer and kept in the record.
+            priority: 1 is the highest; 0 is the model's default.
+            timeout: Triton's request timeout in the queue, in microseconds; 0 is none.
+            parameters: request parameters for the model.
+            timeout_s: how long to wait for the answer.
+
+        Raises:
+            WorkbenchError: with Triton's text: unknown model, wrong name, dtype or shape, queue full, model error, ...
+        """
+        request = InferenceRequest(
+            model_name=model,
+            inputs=self._tensors(model, inputs),
+            outputs=[RequestedOutput(name) for name in outputs],
+            model_version=version,
+            id=id,
+            parameters=dict(parameters or {}),
+            priority=priority,
+            timeout=timeout,
+            client="python",
+        )
+        return Result(self._infer(request, timeout_s))
+
+    def _tensors(self, model: str, inputs: Mapping[str, Any]) -> list[Tensor]:
+        if not isinstance(inputs, Mapping):
+            raise InvalidRequest("inputs must be a mapping from input name to array", where=f"infer({model!r}, ...)", hint="write {'INPUT': array}")
+        declared: dict[str, str] = {}
+        if any(not isinstance(value, np.ndarray | Tensor) for value in inputs.values()):
+            declared = {entry["name"]: entry["datatype"] for entry in self.model_metadata(model).get("inputs", ())}
+        return [_tensor(name, value, declared.get(name, "")) for name, value in inputs.items()]
+
+    # -- configuration --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def config(self, model: str) -> ConfigView:
+        """The configuration of a model: applied text, saved text, completed JSON, epoch."""
+
+    @abstractmethod
+    def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
+        """Applies edits in memory."""
+
+    def configure(self, model: str, *edits: EditLike, dry_run: bool = False, **fields: Any) -> ConfigureResult:
+        """Applies edits to a model's configuration while it serves; the file is not touched (see ``save``).
+
+        ``server.configure("m", "dynamic_batching.max_queue_delay_microseconds=500", max_batch_size=16)``; a field set to
+        ``None`` is removed. ``dry_run`` only says what would happen.
+
+        Raises:
+            ConfigError: with Triton's text; nothing has changed then.
+        """
+        wanted = as_edits(edits, fields)
+        if not wanted:
+            raise InvalidRequest("nothing to configure", where=f"configure({model!r})", hint='give edits such as "max_batch_size=8"')
+        return self._configure(model, wanted, dry_run)
+
+    def save(self, model: str) -> SaveResult:
+        """Writes the applied configuration to config.pbtxt, atomically; gives the diff that was written."""
+        raise Unsupported(f"{self._who()} does not write config.pbtxt files", hint="export the tuned repository instead")
+
+    def revert(self, model: str) -> ConfigureResult:
+        """Applies the configuration as the file has it."""
+        raise Unsupported(f"{self._who()} keeps no file to go back to")
+
+    # -- what a server of the workbench has, and a remote Triton has not ----------------------------------------------
+
+    def records(self, after: int = -1) -> pd.DataFrame:
+        """Per-request records (one row a request, nanoseconds of CLOCK_MONOTONIC), newest last."""
+        requests: pd.DataFrame = self.record_columns(after).to_frames()[0]
+        return requests
+
+    def batches(self, after: int = -1) -> pd.DataFrame:
+        """Per-batch records: rows, requests, instance, and the reason why the batch left the queue."""
+        batches: pd.DataFrame = self.record_columns(after).to_frames()[1]
+        return batches
+
+    def record_columns(self, after: int = -1) -> Any:
+        """Records after a sequence number, as columns."""
+        raise Unsupported(f"{self._who()} gives no per-request records", hint="statistics() has its totals")
+
+    def events(self, after: int = -1) -> list[Any]:
+        """Events after a sequence number: states, applied edits, instance failures, log lines."""
+        return []
+
+    def devices(self) -> Any:
+        """CPU, memory and GPUs of the machine that serves."""
+        raise Unsupported(f"{self._who()} gives no device readings over this connection", hint="read its /metrics")
+
+    # -- measuring ------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def control_mode(self) -> str:
+        """``none``, ``poll`` or ``explicit``; empty where the server does not say."""
+
+    @property
+    def repository_paths(self) -> tuple[Path, ...]:
+        """The model repositories, where they are on this machine."""
+        return ()
+
+    def model_directory(self, model: str) -> Path | None:
+        """The model's directory, if it is on this machine."""
+        for repository in self.repository_paths:
+            if (repository / model).is_dir():
+                return repository / model
+        return None
+
+    def profile(self, model: str, *, concurrency: int | None = None, rate: float | None = None, **options: Any) -> Point:
+        """Measures one load point: a closed loop of ``concurrency`` clients, or an open loop of ``rate`` requests/s."""
+        from workbench.session.measuring import profile
+
+        return profile(self, model, concurrency=concurrency, rate=rate, **options)
+
+    def sweep(self, model: str, grid: Mapping[str, Sequence[Any]] | None = None, *, wait: bool = True, **options: Any) -> SweepResult | SweepJob:
+        """Measures a grid of configurations × loads, applied live; the configuration is restored at the end.
+
+        ``server.sweep("m", {"dynamic_batching.max_queue_delay_microseconds": [0, 500]}, concurrency=[1, 8])``. With
+        ``wait=False`` it runs in the background and a ``SweepJob`` is given back.
+        """
+        from workbench.session.measuring import sweep
+
+        return sweep(self, model, grid or {}, wait=wait, **options)
+
+    def export(self, to: str | Path, **options: Any) -> Any:
+        """Writes the repository with the configurations as they are applied now, and ``provenance.json``."""
+        from workbench.session.measuring import export
+
+        return export(self, Path(to), **options)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> SessionState:
+        """The state that panels show; one a server."""
+        if self._session is None:
+            from workbench.session.state import SessionState
+
+            self._session = SessionState(self)
+        return self._session
+
+    def panel(self, name: str = "overview", **options: Any) -> Any:
+        """A panel for a notebook: ``overview``, ``config``, ``live``, ``sweep``, ``devices``."""
+        import importlib
+
+        # The one late binding of the house: session lies below panels.
+        panels = importlib.import_module("workbench.panels")
+        return panels.panel(self, name, **options)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def _stop_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of the server: ends it if it is owned. May be called twice."""
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _who(self) -> str:
+        return f"the server at {self.url}" if self.url else "this server"
+
+    def __repr__(self) -> str:
+        try:
+            models: object = self.models()
+        except Exception as error:
+            models = f"(no answer: {error})"
+        return f"{type(self).__name__} {self.name!r} {self.url or '(in this kernel)'}\n{models}"
+
+
+def _row(entry: Mapping[str, str], known: Mapping[str, Any]) -> ModelRow:
+    instances = known.get("instances")
+    counters = known.get("counters", {})
+    return ModelRow(
+        name=entry["name"],
+        version=str(entry.get("version", "")),
+        state=entry.get("state", ""),
+        reason=entry.get("reason", ""),
+        backend=str(known.get("backend", "")),
+        max_batch_size=int(known.get("max_batch_size", 0)),
+        batching=str(known.get("batching", "")),
+        instances=-1 if instances is None else len(instances),
+        healthy=-1 if instances is None else sum(1 for instance in instances if instance.get("healthy", True)),
+        pending=int(known.get("pending", 0)),
+        epoch=int(known.get("config_epoch", 0)),
+        dirty=bool(known.get("dirty", False)),
+        success=int(counters.get("success", 0)),
+        failures=int(sum(known.get("failures", {}).values())),
+    )
+
+
+def _tensor(name: str, value: Any, datatype: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return Tensor.from_numpy(name, np.ascontiguousarray(value) if value.dtype != np.object_ else value)
+    row = BY_WIRE.get(datatype)
+    if row is None:
+        return Tensor.from_numpy(name, np.asarray(value))
+    if row.wire == "BYTES":
+        array = as_bytes_array(np.array(value, dtype=np.object_))
+        return Tensor(name, "BYTES", tuple(array.shape), array)
+    try:
+        array = np.asarray(value, dtype=row.numpy)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidRequest(f"input {name!r} cannot be made {datatype}: {error}", where=f"value {value!r:.80}") from error
+    return Tensor(name, row.wire, tuple(array.shape), array)
+
+
+def config_json(config: Mapping[str, Any] | str | None) -> str | None:
+    """A configuration override as the load API wants it: JSON text, or None."""
+    if config is None or isinstance(config, str):
+        return config
+    return json.dumps(config)
+

@@ -1,0 +1,199 @@
+"""From cumulative statistics and records to what happened lately."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HISTOGRAM_S = 60.0
+PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
+COLUMNS = ("requests_s", "throughput", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms", "mean_batch", "failed_s", "p50_ms", "p99_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWindow:
+    """One model between two polls.
+
+    ``throughput`` is inferences (rows) per second, ``requests_s`` requests per second, the parts are mean milliseconds per
+    request as perf_analyzer takes them (each by its own count), percentiles come from the records (nan without them).
+    ``max_in_flight`` is the greatest number of requests that were in the server at once, -1 where records are not known.
+    """
+
+    seconds: float
+    requests: int
+    failed: int
+    throughput: float
+    requests_s: float
+    failed_s: float
+    queue_ms: float
+    compute_input_ms: float
+    compute_infer_ms: float
+    compute_output_ms: float
+    mean_batch: float
+    p50_ms: float
+    p99_ms: float
+    max_in_flight: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Executed batches of the last minute: ``counts[reason][rows]``; the reason is ``unknown`` without records."""
+
+    seconds: float
+    counts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """How many batches."""
+        return sum(sum(by_rows.values()) for by_rows in self.counts.values())
+
+
+class WindowTracker:
+    """Keeps the windows of every model. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, history_s: float) -> None:
+        self._history_s = history_s
+        self.last_seq = -1
+        self._previous: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._windows: dict[str, ModelWindow] = {}
+        self._history: dict[str, deque[tuple[float, ...]]] = {}
+        self._batches: dict[str, deque[tuple[int, str, int, int]]] = {}
+
+    def update(self, now: int, statistics: Mapping[str, Any], columns: Any) -> None:
+        """Takes in a statistics answer and the records since the last one."""
+        latencies, in_flight = self._take_records(now, columns)
+        totals = _totals(statistics)
+        for model, entry in totals.items():
+            before = self._previous.get(model)
+            if before is not None and before[0] < now and entry["success"][0] >= before[1]["success"][0]:
+                window = _window(now - before[0], before[1], entry, latencies.get(model), in_flight.get(model, -1))
+                self._windows[model] = window
+                rows = self._history.setdefault(model, deque())
+                rows.append((float(now), *(float(getattr(window, column)) for column in COLUMNS)))
+                while rows and now - rows[0][0] > self._history_s * 1e9:
+                    rows.popleft()
+            if columns is None:
+                self._batches_from_statistics(now, model, before, entry)
+            self._previous[model] = (now, entry)
+        for gone in set(self._windows) - set(totals):
+            self._windows.pop(gone, None)
+
+    def windows(self) -> dict[str, ModelWindow]:
+        """The latest window of each model."""
+        return dict(self._windows)
+
+    def history(self, now: int) -> dict[str, dict[str, NDArray[np.float64]]]:
+        """Columns over the last minutes, ``t_s`` relative to now."""
+        out = {}
+        for model, rows in self._history.items():
+            table = np.array(rows, dtype=np.float64).reshape(-1, len(COLUMNS) + 1)
+            out[model] = {"t_s": (table[:, 0] - now) / 1e9, **{name: table[:, index + 1] for index, name in enumerate(COLUMNS)}}
+        return out
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Batches of the last minute by reason and rows."""
+        out = {}
+        for model, entries in self._batches.items():
+            counts: dict[str, dict[int, int]] = {}
+            for _, reason, rows, number in entries:
+                by_rows = counts.setdefault(reason, {})
+                by_rows[rows] = by_rows.get(rows, 0) + number
+            out[model] = Histogram(HISTOGRAM_S, counts)
+        return out
+
+    def _take_records(self, now: int, columns: Any) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
+        latencies: dict[str, NDArray[np.float64]] = {}
+        in_flight: dict[str, int] = {}
+        if columns is None:
+            return latencies, in_flight
+        self.last_seq = max(self.last_seq, int(columns.last_seq))
+        requests, batches = columns.requests, columns.batches
+        names = np.asarray(requests["model"])
+        for model in np.unique(names) if len(names) else ():
+            mask = names == model
+            arrival, end = requests["arrival"][mask], requests["end"][mask]
+            done = end > 0
+            latencies[str(model)] = (end[done] - arrival[done]) / 1e6
+            in_flight[str(model)] = greatest_overlap(arrival[done], end[done])
+        for model, reason, rows, done_at in zip(batches["model"], batches["reason"], batches["rows"], batches["done"], strict=True):
+            self._batches.setdefault(str(model), deque(maxlen=50_000)).append((int(done_at) or now, str(reason), int(rows), 1))
+        self._forget(now)
+        return latencies, in_flight
+
+    def _batches_from_statistics(self, now: int, model: str, before: tuple[int, dict[str, Any]] | None, entry: Mapping[str, Any]) -> None:
+        previous = before[1]["batches"] if before is not None else entry["batches"]
+        for rows, count in entry["batches"].items():
+            new = count - previous.get(rows, 0)
+            if new > 0:
+                self._batches.setdefault(model, deque(maxlen=50_000)).append((now, "unknown", rows, new))
+        self._forget(now)
+
+    def _forget(self, now: int) -> None:
+        for entries in self._batches.values():
+            while entries and now - entries[0][0] > HISTOGRAM_S * 1e9:
+                entries.popleft()
+
+
+def greatest_overlap(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
+    """The greatest number of intervals that are open at once."""
+    if not len(starts):
+        return 0
+    times = np.concatenate([starts, ends])
+    steps = np.concatenate([np.ones(len(starts), np.int64), -np.ones(len(ends), np.int64)])
+    # At equal times an end comes before a start: a client that sends its next request on an answer is one in flight.
+    order = np.lexsort((steps, times))
+    return int(np.cumsum(steps[order]).max())
+
+
+def _totals(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Per model (versions added up): (count, ns) of each part, inferences, executions, batches by rows."""
+    out: dict[str, dict[str, Any]] = {}
+    for entry in statistics.get("model_stats", ()):
+        inference = entry.get("inference_stats", {})
+        total = out.setdefault(
+            entry["name"], {"success": (0, 0), "fail": (0, 0), **dict.fromkeys(PARTS, (0, 0)), "inferences": 0, "executions": 0, "batches": {}}
+        )
+        for key in ("success", "fail", *PARTS):
+            part = inference.get(key, {})
+            total[key] = (total[key][0] + int(part.get("count", 0)), total[key][1] + int(part.get("ns", 0)))
+        total["inferences"] += int(entry.get("inference_count", 0))
+        total["executions"] += int(entry.get("execution_count", 0))
+        for batch in entry.get("batch_stats", ()):
+            rows = int(batch["batch_size"])
+            total["batches"][rows] = total["batches"].get(rows, 0) + int(batch["compute_infer"]["count"])
+    return out
+
+
+def _window(
+    elapsed: int, before: Mapping[str, Any], after: Mapping[str, Any], latencies: NDArray[np.float64] | None, in_flight: int
+) -> ModelWindow:
+    seconds = elapsed / 1e9
+    requests = after["success"][0] - before["success"][0]
+    failed = max(0, after["fail"][0] - before["fail"][0])
+    inferences = max(0, after["inferences"] - before["inferences"])
+    executions = max(0, after["executions"] - before["executions"])
+    parts = {}
+    for part in PARTS:
+        count = after[part][0] - before[part][0]
+        parts[f"{part}_ms"] = (after[part][1] - before[part][1]) / count / 1e6 if count > 0 else float("nan")
+    p50, p99 = (float("nan"), float("nan"))
+    if latencies is not None and len(latencies):
+        p50, p99 = (float(value) for value in np.percentile(latencies, (50, 99)))
+    return ModelWindow(
+        seconds=seconds,
+        requests=requests,
+        failed=failed,
+        throughput=inferences / seconds,
+        requests_s=requests / seconds,
+        failed_s=failed / seconds,
+        mean_batch=inferences / executions if executions else float("nan"),
+        p50_ms=p50,
+        p99_ms=p99,
+        max_in_flight=in_flight,
+        **parts,
+    )
