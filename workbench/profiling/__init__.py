@@ -1,1 +1,68 @@
-"""Load, measurement and sweeps against a Target."""
+"""Load, measurement and sweeps against a Target.
+
+The names below are loaded when first asked for: the load generator's process imports only what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.profiling.job import SweepJob
+    from workbench.profiling.load import Load
+    from workbench.profiling.measure import MeasureOptions, Measurer, measure
+    from workbench.profiling.point import Point
+    from workbench.profiling.samples import Samples
+    from workbench.profiling.sweep import Progress, SweepOptions, SweepResult, sweep
+    from workbench.profiling.target import Configurable, InKernelTarget, ServerTarget, Target, WorkbenchTarget
+
+_HOMES = {
+    "Configurable": "target",
+    "InKernelTarget": "target",
+    "Load": "load",
+    "MeasureOptions": "measure",
+    "Measurer": "measure",
+    "Point": "point",
+    "Progress": "sweep",
+    "Samples": "samples",
+    "ServerTarget": "target",
+    "SweepJob": "job",
+    "SweepOptions": "sweep",
+    "SweepResult": "sweep",
+    "Target": "target",
+    "WorkbenchTarget": "target",
+    "measure": "measure",
+    "sweep": "sweep",
+}
+
+__all__ = [
+    "Configurable",
+    "InKernelTarget",
+    "Load",
+    "MeasureOptions",
+    "Measurer",
+    "Point",
+    "Progress",
+    "Samples",
+    "ServerTarget",
+    "SweepJob",
+    "SweepOptions",
+    "SweepResult",
+    "Target",
+    "WorkbenchTarget",
+    "measure",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'workbench.profiling' has no attribute '{name}'")
+    import importlib
+    import sys
+
+    value = getattr(importlib.import_module(f"workbench.profiling.{home}"), name)
+    # Not kept in globals() blindly: `measure` and `sweep` are also submodules, and the function is what is meant.
+    setattr(sys.modules[__name__], name, value)
+    return value

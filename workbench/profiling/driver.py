@@ -1,0 +1,204 @@
+"""The measuring side of the load generator: starts its process, gives it runs, and hears from it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from workbench.clock import Clock, monotonic_ns
+from workbench.errors import ConnectionFailed, InternalError
+from workbench.profiling.frames import read_frame, write_frame
+from workbench.profiling.load import Load, schedule
+from workbench.profiling.samples import Samples, unpack
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+_START_S = 30.0
+_SLACK_S = 30.0
+# -P: a user's random.py beside the notebook must not be imported; the path of this package comes last for the same reason.
+_BOOTSTRAP = "import sys; sys.path.extend(sys.argv[1:]); from workbench.profiling.generator import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the generator shall do. ``messages`` are complete HTTP messages, or encoded gRPC requests."""
+
+    load: Load
+    url: str
+    protocol: Literal["http", "grpc"]
+    messages: Sequence[bytes]
+
+
+def _extra_path() -> list[str]:
+    """Where this package is, unless the child finds it anyway."""
+    here = str(Path(__file__).resolve().parents[2])
+    known = {str(Path(path).resolve()) for path in (*site.getsitepackages(), sysconfig.get_paths()["purelib"])}
+    return [] if here in known else [here]
+
+
+class GeneratorProcess:
+    """A load generator in a process of its own, used for one run after the other. Not thread-safe, save ``kill``."""
+
+    def __init__(self, *, clock: Clock = monotonic_ns) -> None:
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._frames: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue()
+        self._stderr: Any = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, while it lives."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Starts the process, if it does not run.
+
+        Raises:
+            InternalError: it does not come up.
+        """
+        if self.pid is not None:
+            return
+        self.close()
+        self._frames = queue.Queue()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _BOOTSTRAP, *_extra_path()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, args=(self._process, self._frames), name="generator", daemon=True).start()
+        try:
+            frame = self._frames.get(timeout=_START_S)
+        except queue.Empty:
+            frame = None
+        if frame is None or frame[0].get("event") != "hello":
+            raise InternalError(
+                f"the load generator did not start{self._last_words()}", where=f"{sys.executable} -m {__package__}"
+            )
+
+    @staticmethod
+    def _read(process: subprocess.Popen[bytes], frames: queue.Queue[tuple[dict[str, Any], bytes] | None]) -> None:
+        try:
+            while True:
+                frame = read_frame(process.stdout)  # type: ignore[arg-type]
+                frames.put(frame)
+                if frame is None:
+                    return
+        except (OSError, ValueError):
+            frames.put(None)
+
+    def run(self, job: Job, on_event: OnEvent, stop: threading.Event | None = None) -> Samples:
+        """Runs one load point; ``on_event`` hears of the window's edges as they happen.
+
+        Args:
+            job: what to send where.
+            on_event: called on this thread with ``{"event": "window" | "window_end" | "progress", ...}``.
+            stop: once set, the run ends at once and gives what it has.
+
+        Raises:
+            ConnectionFailed: nobody answers at the address.
+            InternalError: the generator died or hung; its last words are in the text.
+        """
+        self.start()
+        load = job.load
+        offsets = schedule(load).tobytes() if load.kind == "open" else b""
+        head = {
+            "cmd": "run",
+            "load": load.to_json(),
+            "url": job.url,
+            "protocol": job.protocol,
+            "sizes": [len(message) for message in job.messages],
+        }
+        self._send(head, b"".join(job.messages) + offsets)
+        deadline = self._clock() + int((load.warmup_s + load.longest_s + load.drain_s + _SLACK_S) * 1e9)
+        try:
+            return self._follow(job, on_event, stop, deadline)
+        except BaseException:
+            # Ctrl-C, or a measurement that failed half way: nobody would read the answers, and the load must end now.
+            self.close()
+            raise
+
+    def _follow(self, job: Job, on_event: OnEvent, stop: threading.Event | None, deadline: int) -> Samples:
+        stopping = False
+        while True:
+            if stop is not None and stop.is_set() and not stopping:
+                stopping = True
+                self._send({"cmd": "stop"})
+                deadline = min(deadline, self._clock() + 10_000_000_000)
+            try:
+                frame = self._frames.get(timeout=0.05)
+            except queue.Empty:
+                if self._clock() > deadline:
+                    raise InternalError("the load generator does not answer any more", where=job.url) from None
+                continue
+            if frame is None:
+                raise InternalError(f"the load generator ended during a run{self._last_words()}", where=job.url)
+            head, blob = frame
+            event = head["event"]
+            if event == "done":
+                return unpack(head, blob)
+            if event == "unreachable":
+                raise ConnectionFailed(
+                    f"no server answers at {job.url}: {head['text']}",
+                    where=job.url,
+                    hint="check that the server runs and that address and port are right",
+                )
+            if event == "failed":
+                raise InternalError(f"the load generator failed: {head['text']}", where=job.url)
+            on_event(head)
+
+    def _send(self, head: dict[str, Any], blob: bytes = b"") -> None:
+        process = self._process
+        if process is None or process.stdin is None:
+            raise InternalError("the load generator is closed")
+        try:
+            write_frame(process.stdin, head, blob)
+        except OSError as error:
+            raise InternalError(f"the load generator ended{self._last_words()}") from error
+
+    def _last_words(self) -> str:
+        process = self._process
+        if process is None:
+            return ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        code = process.poll()
+        text = f" (exit code {code})" if code is not None else ""
+        if self._stderr is not None:
+            self._stderr.seek(0)
+            lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+            if lines:
+                text += f": {lines[-1][:300]}"
+        return text
+
+    def close(self) -> None:
+        """Ends the process; also one in the middle of a run. May be called twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(10.0)
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
+
+    def __enter__(self) -> GeneratorProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

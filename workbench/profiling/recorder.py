@@ -1,0 +1,85 @@
+"""The book that a running load keeps: what was scheduled, sent and answered."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from workbench.clock import Clock
+from workbench.profiling.samples import MAX_TEXTS, OK, Samples
+
+PENDING = -1
+
+
+class Recorder:
+    """Stamps of every request of a run. Used by one thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.scheduled = array("q")
+        self.sent = array("q")
+        self.done = array("q")
+        self.status = array("i")
+        self.texts: list[str] = []
+        self._codes: dict[str, int] = {}
+        self.in_flight = 0
+        self.answered = 0
+        self.failed = 0
+
+    def new(self, scheduled: int) -> int:
+        """A request begins; gives its number."""
+        self.scheduled.append(scheduled)
+        self.sent.append(0)
+        self.done.append(0)
+        self.status.append(PENDING)
+        self.in_flight += 1
+        return len(self.sent) - 1
+
+    def finish(self, number: int, error: str | None) -> bool:
+        """A request has its answer, or its error; False if it had one already."""
+        if self.status[number] != PENDING:
+            return False
+        self.done[number] = self.clock()
+        self.in_flight -= 1
+        if error is None:
+            self.status[number] = OK
+            self.answered += 1
+        else:
+            self.status[number] = self._code(error)
+            self.failed += 1
+        return True
+
+    def give_up(self, text: str) -> int:
+        """Every request without an answer fails with ``text``; gives how many."""
+        missing = [number for number, status in enumerate(self.status) if status == PENDING]
+        for number in missing:
+            self.finish(number, text)
+            self.done[number] = 0
+        return len(missing)
+
+    def _code(self, text: str) -> int:
+        text = text[:500]
+        code = self._codes.get(text)
+        if code is None:
+            if len(self.texts) >= MAX_TEXTS:
+                text = f"(another of more than {MAX_TEXTS} different errors)"
+                if text in self._codes:
+                    return self._codes[text]
+            self.texts.append(text)
+            code = self._codes[text] = len(self.texts)
+        return code
+
+    def samples(self, window: tuple[int, int], *, stopped: bool, drained: bool, cpu_s: float) -> Samples:
+        """Everything so far."""
+        return Samples(
+            np.array(self.scheduled, dtype=np.int64),
+            np.array(self.sent, dtype=np.int64),
+            np.array(self.done, dtype=np.int64),
+            np.array(self.status, dtype=np.int32),
+            list(self.texts),
+            window,
+            stopped,
+            drained,
+            cpu_s,
+        )

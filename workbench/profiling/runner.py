@@ -1,0 +1,229 @@
+"""One load point, run on the generator's event loop: warm-up, measured window, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.clock import Clock, monotonic_ns
+from workbench.profiling.load import Load
+from workbench.profiling.recorder import Recorder
+from workbench.profiling.samples import Samples
+from workbench.profiling.wake import Waker
+
+Emit = Callable[[dict[str, Any]], None]
+"""Tells whoever asked for the run what happens: ``{"event": "window"|"window_end"|"progress", ...}``."""
+
+_START_DELAY_NS = 5_000_000
+_TICK_S = 0.02
+_GIVE_UP_NS = 1_500_000_000
+
+
+class Transport(Protocol):
+    """How requests reach the server."""
+
+    spare: int
+
+    async def open(self, connections: int) -> None:
+        """Connects; raises OSError where nobody answers."""
+
+    def send(self, number: int, example: int) -> None:
+        """Sends a request; its end is told through ``on_done``."""
+
+    def abandon_waiting(self, text: str) -> None:
+        """Fails what has not been sent yet."""
+
+    async def close(self) -> None:
+        """Hangs up."""
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+
+
+MakeTransport = Callable[[Recorder, Callable[[int, str | None], None]], Transport]
+
+
+class LoadRun:
+    """Drives one load point. ``stop`` ends it early; what was measured until then is kept."""
+
+    def __init__(
+        self,
+        load: Load,
+        examples: int,
+        offsets: NDArray[np.int64],
+        make: MakeTransport,
+        emit: Emit,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self.load = load
+        self.emit = emit
+        self.clock = clock
+        self.recorder = Recorder(clock)
+        self.transport = make(self.recorder, self._done)
+        self._examples = examples
+        self._offsets = offsets.tolist()
+        self._next = 0
+        self._start = 0
+        self._sending = False
+        self._stopped = False
+        self._over = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._window = [0, 0]
+        self._cpu = [0.0, 0.0]
+        self._answered_before = 0
+        self._idle_clients = 0
+        self._waker: Waker | None = None
+
+    async def run(self) -> Samples:
+        """The whole point.
+
+        Raises:
+            OSError: the server cannot be reached at the start.
+        """
+        load = self.load
+        first = load.concurrency if load.kind == "closed" else min(64, max(4, int(load.rate * 0.02)))
+        try:
+            await self.transport.open(min(first, 256))
+            self.transport.spare = 0 if load.kind == "closed" else 4
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+            self._begin()
+            await self._watch()
+            drained = await self._drain()
+        finally:
+            gc.enable()
+            self._sending = False
+            if self._waker is not None:
+                self._waker.close()
+            connections = self.transport.connections
+            await self.transport.close()
+        samples = self.recorder.samples(
+            (self._window[0], self._window[1]),
+            stopped=self._stopped,
+            drained=drained,
+            cpu_s=self._cpu[1] - self._cpu[0],
+        )
+        samples.extra["connections"] = connections
+        return samples
+
+    def stop(self) -> None:
+        """Ends the run now."""
+        self._stopped = True
+        self._sending = False
+        self._over.set()
+        self._empty.set()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._sending = not self._stopped
+        if self.load.kind == "closed":
+            self._start = self.clock()
+            for _ in range(self.load.concurrency):
+                self._send(self.clock())
+            return
+        self._start = self.clock() + _START_DELAY_NS
+        self._waker = Waker(asyncio.get_running_loop(), self._send_due)
+        if self._offsets:
+            self._waker.arm(self._start + self._offsets[0])
+
+    def _send(self, scheduled: int) -> None:
+        number = self.recorder.new(scheduled)
+        self.transport.send(number, number % self._examples)
+
+    def _send_due(self) -> None:
+        offsets, start, recorder = self._offsets, self._start, self.recorder
+        limit = self.load.max_in_flight
+        while self._sending and self._next < len(offsets):
+            due = start + offsets[self._next]
+            if due > self.clock():
+                if self._waker is not None:
+                    self._waker.arm(due)
+                return
+            self._next += 1
+            if recorder.in_flight >= limit:
+                number = recorder.new(due)
+                recorder.finish(number, f"not sent: {limit} requests were under way already")
+            else:
+                self._send(due)
+
+    def _done(self, number: int, error: str | None) -> None:
+        if not self.recorder.finish(number, error):
+            return
+        if self._sending and self.load.kind == "closed":
+            now = self.recorder.done[number]
+            if error is not None:
+                # A server that refuses at once must not be hammered: a failed client pauses for a moment.
+                asyncio.get_running_loop().call_later(0.005, self._again)
+            else:
+                self._send(now)
+        elif self.recorder.in_flight == 0 and not self._sending:
+            self._empty.set()
+
+    def _again(self) -> None:
+        if self._sending:
+            self._send(self.clock())
+
+    # -- the window -----------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        load = self.load
+        warm = self._start + int(load.warmup_s * 1e9)
+        await self._until(warm)
+        self._open_window()
+        shortest = self._window[0] + int(load.duration_s * 1e9)
+        longest = self._window[0] + int(load.longest_s * 1e9)
+        await self._until(shortest)
+        while not self._over.is_set() and self.clock() < longest and self._in_window() < load.min_requests:
+            await self._until(min(longest, self.clock() + 50_000_000))
+        self._window[1] = self.clock()
+        self._cpu[1] = _cpu_s()
+        self._sending = False
+        self.emit({"event": "window_end", "start": self._window[0], "end": self._window[1]})
+
+    def _open_window(self) -> None:
+        self._window[0] = self.clock()
+        self._cpu[0] = _cpu_s()
+        self._answered_before = self.recorder.answered
+        self.emit({"event": "window", "start": self._window[0]})
+
+    def _in_window(self) -> int:
+        return self.recorder.answered - self._answered_before
+
+    async def _until(self, deadline: int) -> None:
+        """Waits, with signs of life; ends early when stopped, or when nothing has ever been answered but errors."""
+        while not self._over.is_set():
+            left = deadline - self.clock()
+            if left <= 0:
+                return
+            try:
+                await asyncio.wait_for(self._over.wait(), min(left / 1e9, 0.2))
+            except TimeoutError:
+                pass
+            recorder = self.recorder
+            self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed})
+            if recorder.answered == 0 and recorder.failed >= 10 and self.clock() - self._start > _GIVE_UP_NS:
+                self._over.set()
+
+    async def _drain(self) -> bool:
+        self.transport.abandon_waiting("not sent: no connection was free before the end")
+        if self.recorder.in_flight and not self._stopped:
+            try:
+                await asyncio.wait_for(self._empty.wait(), self.load.drain_s)
+            except TimeoutError:
+                pass
+        text = "no answer: the run was stopped" if self._stopped else f"no answer {self.load.drain_s:g} s after the end"
+        return self.recorder.give_up(text) == 0
+
+
+def _cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system

@@ -1,0 +1,80 @@
+"""What a load generator brings back: the stamps of every request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+OK = 0
+"""Status of an answered request; any other status is 1 + an index into ``Samples.texts``."""
+
+MAX_TEXTS = 64
+"""How many different error texts are kept; the rest is counted under one text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Raw stamps, one entry a request in the order of sending; nanoseconds of CLOCK_MONOTONIC.
+
+    ``scheduled`` is when the request should have been sent (in a closed loop: when its client became free), ``sent``
+    when it was (0: never), ``done`` when its answer or error was there (0: never). ``status`` is 0 for an answer.
+    ``window`` is the measured part. ``drained`` is False when answers were still missing after the wait at the end.
+    """
+
+    scheduled: NDArray[np.int64]
+    sent: NDArray[np.int64]
+    done: NDArray[np.int64]
+    status: NDArray[np.int32]
+    texts: Sequence[str]
+    window: tuple[int, int]
+    stopped: bool = False
+    drained: bool = True
+    cpu_s: float = 0.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Length of the measured window."""
+        return (self.window[1] - self.window[0]) / 1e9
+
+    @property
+    def ok(self) -> NDArray[np.bool_]:
+        """Which requests were answered."""
+        return self.status == OK
+
+    def errors(self) -> dict[str, int]:
+        """How many requests failed with which text, the most frequent first."""
+        codes, counts = np.unique(self.status[self.status != OK], return_counts=True)
+        pairs = [(self.texts[int(code) - 1], int(count)) for code, count in zip(codes, counts, strict=True)]
+        return dict(sorted(pairs, key=lambda pair: -pair[1]))
+
+
+def pack(samples: Samples) -> tuple[dict[str, Any], bytes]:
+    """The form in which the generator hands samples over: a JSON head and raw columns."""
+    head = {
+        "n": len(samples.sent),
+        "texts": list(samples.texts),
+        "window": list(samples.window),
+        "stopped": samples.stopped,
+        "drained": samples.drained,
+        "cpu_s": samples.cpu_s,
+        "extra": samples.extra,
+    }
+    columns = (samples.scheduled, samples.sent, samples.done, samples.status)
+    return head, b"".join(column.tobytes() for column in columns)
+
+
+def unpack(head: dict[str, Any], blob: bytes) -> Samples:
+    """Reads what ``pack`` gave."""
+    n = int(head["n"])
+    stamps = np.frombuffer(blob, dtype=np.int64, count=3 * n).reshape(3, n)
+    status = np.frombuffer(blob, dtype=np.int32, offset=24 * n, count=n)
+    window = (int(head["window"][0]), int(head["window"][1]))
+    return Samples(
+        stamps[0], stamps[1], stamps[2], status, head["texts"], window,
+        head["stopped"], head["drained"], head["cpu_s"], head.get("extra", {}),
+    )  # fmt: skip
