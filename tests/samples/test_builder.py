@@ -1,0 +1,160 @@
+"""Building the sample repository: what appears, when it is built again, and what goes wrong in words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import NotFound
+from workbench.samples import BuildProgress, SampleError, build, model_names, sources_directory
+from workbench.samples.recipes import RECIPES
+
+
+def _no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Port 9 (discard) of loopback: refused at once, and nothing leaves the machine.
+    for key in [key for key in os.environ if key.startswith("PIP_")]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+
+
+def test_every_sample_is_complete(repository: Path) -> None:
+    assert sorted(path.name for path in repository.iterdir()) == sorted(model_names())
+    for name, recipe in RECIPES.items():
+        folder = repository / name
+        assert (folder / "config.pbtxt").read_bytes() == (sources_directory() / name / "config.pbtxt").read_bytes()
+        assert (folder / "example_inputs.json").is_file()
+        notice = (folder / "1" / "NOTICE.txt").read_text()
+        assert "Apache License, Version 2.0" in notice
+        if recipe.wheel is not None:
+            assert recipe.wheel.sha256 in notice
+        stamp = json.loads((folder / "1" / "build.json").read_text())
+        for file in recipe.files:
+            assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == stamp["files"][file]
+    assert not list(repository.rglob("*.part"))
+    assert (repository / "tokenizer" / "1" / "model.py").is_file()
+
+
+def test_a_second_build_changes_no_file_and_needs_no_network(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_index(monkeypatch)
+    before = {path: path.stat().st_mtime_ns for path in repository.rglob("*") if path.is_file()}
+    steps: list[BuildProgress] = []
+    models = build(repository, cache_dir=tmp_path / "empty", progress=steps.append)
+    assert {path: path.stat().st_mtime_ns for path in repository.rglob("*") if path.is_file()} == before
+    assert [model.name for model in models] == list(model_names())
+    assert not any(model.built for model in models)
+    assert [(step.model, step.message) for step in steps] == [(name, "up to date") for name in model_names()]
+
+
+def test_weights_that_are_not_the_built_ones_are_made_again_and_edited_configs_stay(
+    repository: Path, tmp_path: Path
+) -> None:
+    config = sources_directory() / "magika" / "config.pbtxt"
+    target = tmp_path / "repository"
+    (target / "magika").mkdir(parents=True)
+    edited = config.read_bytes().replace(b"max_batch_size: 16", b"max_batch_size: 8")
+    assert edited != config.read_bytes()
+    (target / "magika" / "config.pbtxt").write_bytes(edited)
+
+    assert build(target, models=["magika"])[0].built
+    weights = target / "magika" / "1" / "model.onnx"
+    good = weights.read_bytes()
+    assert good == (repository / "magika" / "1" / "model.onnx").read_bytes()
+    assert (target / "magika" / "config.pbtxt").read_bytes() == edited
+
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert build(target, models=["magika"])[0].built
+    assert weights.read_bytes() == good
+    weights.unlink()
+    assert build(target, models=["magika"])[0].built
+    assert not build(target, models=["magika"])[0].built
+    assert build(target, models=["magika"], force=True)[0].built
+
+
+def test_builds_at_the_same_time_both_succeed(repository: Path, tmp_path: Path) -> None:
+    problems: list[BaseException] = []
+
+    def one() -> None:
+        try:
+            build(tmp_path, models=["magika", "tokenizer"], force=True)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+    for name in ("magika", "tokenizer"):
+        for file in RECIPES[name].files:
+            assert (tmp_path / name / file).read_bytes() == (repository / name / file).read_bytes()
+    assert not list(tmp_path.rglob("*.part"))
+    assert not any(model.built for model in build(tmp_path, models=["magika", "tokenizer"]))
+
+
+def test_without_network_the_error_says_what_and_what_to_do_and_nothing_half_built_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_index(monkeypatch)
+    with pytest.raises(SampleError, match=r"cannot download magika 1\.0\.3") as caught:
+        build(tmp_path / "repository", models=["magika"], cache_dir=tmp_path / "cache")
+    assert "PIP_INDEX_URL" in caught.value.hint
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "repository" / "magika" / "1").exists()
+
+
+def test_mlp_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_index(monkeypatch)
+    (built,) = build(tmp_path / "repository", models=["mlp_4096"], cache_dir=tmp_path / "cache")
+    assert built.built
+    assert built.size > 2 * 4096 * 4096 * 4
+
+
+def test_an_unknown_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no sample model 'resnet'") as caught:
+        build(tmp_path / "repository", models=["mlp_4096", "resnet"])
+    assert "minilm" in caught.value.hint
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_repository_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SampleError, match="cannot write the sample model 'mlp_4096'"):
+        build(tmp_path / "file", models=["mlp_4096"])
+
+
+def test_the_packaged_sources_are_all_that_git_has(shared_root: Path) -> None:
+    """The wheel carries the sources file by file (weights that lie beside them must stay out of it)."""
+    import tomllib
+
+    project = tomllib.loads((shared_root / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    built = {f"{name}/{file}" for name, recipe in RECIPES.items() for file in recipe.files}
+    built |= {f"{name}/1/{file}" for name in RECIPES for file in ("NOTICE.txt", "build.json")}
+    sources = shared_root / "model_repository"
+    expected = {
+        path.relative_to(sources).as_posix()
+        for name in RECIPES
+        for path in (sources / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    } - built
+    assert {key.removeprefix("model_repository/") for key in included} == expected
+    for source, target in included.items():
+        assert target == f"workbench/samples/{source}"
+
+
+@pytest.fixture
+def shared_root() -> Path:
+    root = Path(__file__).parents[2]
+    if "force-include" not in (root / "pyproject.toml").read_text():
+        pytest.fail("pyproject.toml does not put the sample sources into the wheel")
+    return root
