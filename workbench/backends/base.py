@@ -73,8 +73,11 @@ class BackendHost(Protocol):
     def log(self, level: LogLevel, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:
         """A line for the server's log and event stream. Thread-safe."""
 
-    def instance_state(self, instance: str, healthy: bool, why: str) -> None:
-        """An instance's process died (``healthy`` False) or is back. Thread-safe."""
+    def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
+        """An instance's process died (``healthy`` False) or is back. Thread-safe.
+
+        Requests wait for an instance that will be back; when all of a model's instances are ``gone`` for good, they fail.
+        """
 
 
 @dataclass(slots=True)
@@ -107,6 +110,9 @@ class Execution:
     for thread instances and by the instance for loop instances; a request left unanswered then gets ``error`` (or an
     internal error), so that nothing is lost. A decoupled model may go on responding after ``finish``; the request ends
     with its final response.
+
+    ``rows`` and ``seqs`` run beside ``requests``: how many rows each has (max(1, batch dimension)) and the ``seq`` of its
+    record, which a nested request (BLS) names as ``parent_seq``. ``sequence`` is the batch's number, ``batch_seq``.
     """
 
     requests: Sequence[InferenceRequest]
@@ -118,6 +124,8 @@ class Execution:
     input_end: int = 0
     output_start: int = 0
     compute_end: int = 0
+    rows: Sequence[int] = ()
+    seqs: Sequence[int] = ()
 
 
 class ThreadInstance(Protocol):
