@@ -1,0 +1,149 @@
+"""The workbench's control plane, under ``/v2/workbench`` of a server's HTTP port."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from workbench.client.http_client import answer_error, parse_json
+from workbench.client.http_pool import Answer, HttpPool
+from workbench.client.interface import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Config
+from workbench.errors import InternalError
+from workbench.protocol.http_codec import HEADER_LENGTH
+from workbench.records import Event, RecordColumns, decode_columns
+
+_ROOT = "/v2/workbench"
+
+
+class ControlClient:
+    """What KServe has no words for: live edits, records, events, devices. Thread-safe.
+
+    Args:
+        url: the server's HTTP address.
+        token: its bearer token (in its runtime file).
+    """
+
+    def __init__(self, url: str, token: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._pool = HttpPool(url, headers={"Authorization": f"Bearer {token}"}, connect_timeout_s=connect_timeout_s)
+        self.url = self._pool.url
+
+    def capabilities(self) -> dict[str, Any]:
+        """What the server offers: ``version``, ``workbench``, ``pid``, ``name``, ``features``."""
+        return self._dict("GET", "")
+
+    def state(self) -> dict[str, Any]:
+        """The engine's snapshot: per model state, instances, pending, failures, epoch, recent batches."""
+        return self._dict("GET", "/state")
+
+    def config(self, model: str) -> dict[str, Any]:
+        """``text`` (applied), ``saved_text`` (on disk), ``epoch``, ``dirty``, ``effective`` (completed JSON)."""
+        return self._dict("GET", self._model(model, "config"))
+
+    def configure(self, model: str, edits: Sequence[Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Applies edits (``Edit`` objects or ``{"path", "op", "value"}``) in memory while the model serves."""
+        body = {"edits": [_edit_json(edit) for edit in edits], "dry_run": dry_run}
+        return self._dict("POST", self._model(model, "configure"), body, LOAD_TIMEOUT_S)
+
+    def save(self, model: str) -> dict[str, Any]:
+        """Writes the applied configuration to config.pbtxt: ``model``, ``path``, ``diff``."""
+        return self._dict("POST", self._model(model, "save"), {})
+
+    def revert(self, model: str) -> dict[str, Any]:
+        """Applies the configuration as the file has it."""
+        return self._dict("POST", self._model(model, "revert"), {}, LOAD_TIMEOUT_S)
+
+    def load(self, model: str, config: Config = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Loads or reloads a model, whatever the control mode."""
+        body: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
+        if config is not None:
+            parameters["config"] = config if isinstance(config, str) else orjson.dumps(config).decode()
+        for path, content in (files or {}).items():
+            parameters[f"file:{path.removeprefix('file:')}"] = base64.b64encode(content).decode()
+        if parameters:
+            body["parameters"] = parameters
+        self._call("POST", self._model(model, "load"), body, LOAD_TIMEOUT_S)
+
+    def unload(self, model: str) -> None:
+        """Unloads a model, whatever the control mode."""
+        self._call("POST", self._model(model, "unload"), {}, LOAD_TIMEOUT_S)
+
+    def records(self, after: int = -1) -> RecordColumns:
+        """Request and batch records after a cursor (``last_seq`` of an earlier answer)."""
+        answer = self._call("GET", f"/records?after={after}")
+        length = answer.headers.get(HEADER_LENGTH.lower())
+        if length is None or not length.isdigit():
+            raise InternalError(f"the server's records have no {HEADER_LENGTH}", where=self.url)
+        return decode_columns(answer.body[: int(length)], memoryview(answer.body)[int(length) :])
+
+    def events(self, after: int = -1) -> list[Event]:
+        """The events after a number that the server still keeps."""
+        answer = self._json("GET", f"/events?after={after}&wait=0")
+        if isinstance(answer, dict):
+            answer = answer.get("events", [])
+        return [Event.from_json(entry) for entry in answer or ()]
+
+    def stream_events(self, after: int = -1, *, idle_s: float = 60.0) -> Iterator[Event]:
+        """Events as they happen (server-sent), until the server ends or nothing comes for ``idle_s``.
+
+        Raises:
+            ConnectionFailed: nothing came for ``idle_s`` seconds, or the connection broke.
+        """
+        with self._pool.stream(f"{_ROOT}/events?after={after}", {"Accept": "text/event-stream"}, idle_s) as response:
+            if response.status != 200:
+                raise answer_error(Answer(response.status, {}, response.read()), self.url)
+            data: list[bytes] = []
+            for line in response:
+                line = line.rstrip(b"\r\n")
+                if line.startswith(b"data:"):
+                    data.append(line[5:].strip())
+                elif not line and data:
+                    yield Event.from_json(orjson.loads(b"\n".join(data)))
+                    data = []
+
+    def devices(self) -> dict[str, Any]:
+        """CPU, memory and GPUs of the machine that serves."""
+        return self._dict("GET", "/devices")
+
+    def shutdown(self) -> None:
+        """Ends the server; requests that run are finished first."""
+        self._call("POST", "/shutdown", {})
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._pool.close()
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @staticmethod
+    def _model(name: str, verb: str) -> str:
+        return f"/models/{quote(name, safe='')}/{verb}"
+
+    def _call(self, method: str, path: str, body: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
+        encoded = orjson.dumps(body) if body is not None else b""
+        headers = {"Content-Type": "application/json"} if encoded else {}
+        answer = self._pool.request(method, _ROOT + path, encoded, headers, timeout_s)
+        if answer.status >= 300:
+            raise answer_error(answer, self.url)
+        return answer
+
+    def _json(self, method: str, path: str, body: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        return parse_json(self._call(method, path, body, timeout_s), self.url + _ROOT + path)
+
+    def _dict(self, method: str, path: str, body: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+        answer = self._json(method, path, body, timeout_s)
+        if not isinstance(answer, dict):
+            raise InternalError(f"the server's answer to {_ROOT}{path} is not a JSON object", where=self.url)
+        return answer
+
+
+def _edit_json(edit: Any) -> Any:
+    return edit.to_json() if hasattr(edit, "to_json") else edit
