@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -295,7 +296,7 @@ class History:
             assert not (self.slow.expired(w, self.now) and self.slow.action(w) == "REJECT")
 
     def cancel(self, pick: int) -> None:
-        id = pick % max(1, self.offered)
+        id = pick % max(1, self.offered)  # negative: one of the latest
         victim = [w for w in self.slow.waiting if w.id == id]
         self.slow.tick(self.now)
         assert self.fast.cancel(id, self.now) == bool(victim)
@@ -355,6 +356,78 @@ def play(given_settings: BatcherSettings, history: Sequence[tuple[Any, ...]]) ->
     History(given_settings).play(history)
 
 
+# ---- histories of one character each: dense where uniform ones are thin
+
+
+def some_policy(chance: random.Random) -> QueuePolicy:
+    if chance.random() < 0.4:
+        return QueuePolicy()
+    return QueuePolicy(
+        timeout_action=chance.choice(["REJECT", "DELAY"]),
+        default_timeout_microseconds=chance.choice([0, 20, 60, 100, 400]),
+        allow_timeout_override=chance.random() < 0.6,
+        max_queue_size=chance.choice([0, 0, 0, 2, 5, 9]),
+    )
+
+
+def some_settings(chance: random.Random) -> BatcherSettings:
+    levels = chance.choice([0, 0, 2, 3])
+    limit = chance.choice([0, 1, 4, 6, 8, 8, 12, 16])
+    sizes = chance.sample(range(1, limit + 1), min(limit, chance.choice([0, 0, 1, 2, 3])))
+    plain = chance.random() < 0.4
+    return BatcherSettings(
+        max_batch_size=limit,
+        preferred_batch_sizes=tuple(sizes),
+        max_queue_delay_microseconds=chance.choice([0, 10, 50, 200, 1000]),
+        priority_levels=levels,
+        default_priority_level=chance.randint(1, levels) if levels else 0,
+        default_queue_policy=QueuePolicy() if plain else some_policy(chance),
+        priority_queue_policy={}
+        if plain
+        else {level: some_policy(chance) for level in (1, 2) if chance.random() < 0.5},
+        batching=chance.random() < 0.95,
+        instances=chance.randint(1, 3),
+    )
+
+
+def some_history(chance: random.Random, length: int) -> list[tuple[Any, ...]]:
+    weights = [chance.choice([2, 5, 20]), chance.choice([0, 1, 4]), 3, 2, 1, 1, 1, chance.choice([0, 0.3])]
+    names = ["offer", "acquire", "advance", "next", "expire", "cancel", "complete", "reconfigure"]
+    row_sizes = chance.choice([[1], [1, 1, 1, 2], [1, 2, 3, 4], [1, 1, 5, 9, 20]])
+    shapes = chance.choice([[0], [0], [0] * 8 + [1], [0, 1]])
+    inputs = chance.choice([[0], [0], [0] * 8 + [1]])
+    steps: list[tuple[Any, ...]] = []
+    for name in chance.choices(names, weights, k=length):
+        if name == "offer":
+            timeout = chance.choice([0, 0, 5, 50, 500])
+            details = (chance.choice(row_sizes), chance.randint(0, 4), timeout, chance.choice(shapes))
+            steps.append((name, *details, chance.choice(inputs)))
+        elif name == "advance":
+            steps.append((name, chance.choice([1, 999, 1_000, 5_000, 10_000, 20_001, 50_000, 100_000])))
+        elif name == "cancel":
+            steps.append((name, -chance.randint(1, 12)))
+        elif name == "reconfigure":
+            steps.append((name, some_settings(chance)))
+        else:
+            steps.append((name,))
+    if chance.random() < 0.1:
+        steps.insert(chance.randrange(length), ("drain",))
+    return steps
+
+
+def play_seed(seed: int) -> None:
+    chance = random.Random(seed)
+    try:
+        play(some_settings(chance), some_history(chance, chance.choice([30, 80, 150])))
+    except AssertionError as error:
+        raise AssertionError(f"history of seed {seed}: {error}") from error
+
+
+def test_histories_of_many_characters() -> None:
+    for seed in range(600):
+        play_seed(seed)
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=SLOW, derandomize=True)
 @given(batcher_settings(), histories)
 def test_random_histories_agree_with_the_text_and_lose_nothing(
@@ -363,12 +436,21 @@ def test_random_histories_agree_with_the_text_and_lose_nothing(
     play(given_settings, history)
 
 
+HISTORIES = int(os.environ.get("WORKBENCH_HISTORIES", "1000"))
+"""How many histories the long proof plays: its full size is ten times this."""
+
+
 @pytest.mark.full
-@settings(max_examples=int(os.environ.get("WORKBENCH_HISTORIES", "1000")), deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=SLOW)
 @given(batcher_settings(), histories)
 def test_a_thousand_random_histories(given_settings: BatcherSettings, history: list[tuple[Any, ...]]) -> None:
-    """WORKBENCH_HISTORIES sets how many."""
     play(given_settings, history)
+
+
+@pytest.mark.full
+def test_a_thousand_histories_of_many_characters() -> None:
+    for seed in range(10_000, 10_000 + HISTORIES):
+        play_seed(seed)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=SLOW, derandomize=True)
