@@ -332,6 +332,13 @@ def test_1_17_a_running_request_is_not_waiting_any_more() -> None:
     assert not scheduler.cancel(77, 0)
 
 
+def test_1_17_a_request_cancelled_after_its_time_is_up_is_answered_with_the_timeout() -> None:
+    scheduler = batcher(default_queue_policy=QueuePolicy(default_timeout_microseconds=100))
+    put(scheduler, 1)
+    assert not scheduler.cancel(1, 101 * US)
+    assert [r.id for r in scheduler.expire(101 * US)] == [1]
+
+
 def test_1_17_when_the_oldest_is_cancelled_the_delay_counts_from_the_next() -> None:
     scheduler = batcher(max_queue_delay_microseconds=100)
     put(scheduler, 1, at=0)

@@ -297,14 +297,11 @@ class History:
 
     def cancel(self, pick: int) -> None:
         id = pick % max(1, self.offered)  # negative: one of the latest
-        victim = [w for w in self.slow.waiting if w.id == id]
         self.slow.tick(self.now)
+        victim = [w for w in self.slow.waiting if w.id == id]
         assert self.fast.cancel(id, self.now) == bool(victim)
         if victim:
-            if id in self.slow.rejected:  # its time was up, but nobody had been told: the cancel comes first
-                self.slow.rejected.remove(id)
-            else:
-                self.slow.waiting.remove(victim[0])
+            self.slow.waiting.remove(victim[0])
             self.end(id, "cancelled")
 
     def next(self) -> None:
@@ -323,6 +320,7 @@ class History:
         self.fast.reconfigure(new, self.now)
         self.slow.tick(self.now)
         self.slow.s = new
+        self.slow.tick(self.now)
         assert self.fast.settings == new
 
     def drain(self) -> None:

@@ -397,7 +397,11 @@ class DynamicBatcher:
     # ---- interventions
 
     def cancel(self, id: int, now: int) -> bool:
-        """Removes a waiting item; False if it is not waiting (unknown, running, or its timeout has passed)."""
+        """Removes a waiting item; False if it is not waiting (unknown, running, or its timeout has passed).
+
+        Of a request that is cancelled after its timeout, ``expire`` gives the timeout.
+        """
+        self._purge(now)
         for level in self._levels.values():
             item = level.find(id)
             if item is not None:
