@@ -1,16 +1,7 @@
 """Triton's dynamic batcher with late binding, and the direct scheduler of models without a batcher.
 
-The decision is that of Triton's ``GetDynamicBatch`` (``dynamic_batch_scheduler.cc``), made when an idle instance asks,
-over what waits at that moment. The pass goes through the queue in order (level 1, then what its DELAY policy put back,
-then level 2, ...), never skips a request and never splits one. It stops at the first request that would not fit into
-``max_batch_size``, or has other shapes or another set of optional inputs; on its way it remembers the largest preferred
-size that it could reach. Then:
-
-1. a preferred size was reached (or the next request would go beyond the largest one) and the delay of the oldest is not
-   over: exactly that much leaves; the rest waits;
-2. the pass was stopped, or the largest preferred size is reached: all that it gathered leaves;
-3. the delay is over, or none is set: all that it gathered leaves;
-4. otherwise nothing leaves before the oldest has waited for ``max_queue_delay_microseconds``.
+What leaves is decided in ``decision``, when an idle instance asks, over what waits at that moment: level 1, then what
+its DELAY policy put back, then level 2, ...
 
 **How this differs from Triton.** Triton forms batches ahead of time: up to two per instance wait, formed, in front of
 busy instances (if no priorities, timeout, override or queue limit are set in the default policy). To soften that, a
@@ -31,10 +22,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from workbench.scheduling.interface import Accepted, Batch, Item, QueueStatistics, Reason, RejectedItem
+from workbench.scheduling.decision import Cut, Rules, decide
+from workbench.scheduling.interface import Accepted, Batch, Item, QueueStatistics, RejectedItem
 from workbench.scheduling.queues import LevelQueue
 from workbench.scheduling.settings import BatcherSettings
 
@@ -48,16 +39,6 @@ STOPPING_TEXT = "Server is stopping, scheduler for model has stopped accepting n
 """Answer to a request after ``stop`` (UNAVAILABLE); Triton puts ``[request id: ID] `` in front."""
 
 _ACCEPTED = Accepted()
-
-
-@dataclass(slots=True)
-class _Cut:
-    """What a pass over the queue decided: ``items`` leave for ``reason``, or nothing leaves before ``hold`` (ns)."""
-
-    items: list[Item]
-    rows: int
-    reason: Reason
-    hold: int | None = None
 
 
 class DynamicBatcher:
@@ -108,10 +89,7 @@ class DynamicBatcher:
     def _configure(self, settings: BatcherSettings) -> None:
         self._settings = settings
         self._batching = settings.batching
-        self._max_rows = settings.max_rows
-        self._preferred = frozenset(settings.effective_preferred_sizes)
-        self._max_preferred = max(self._preferred, default=0)
-        self._delay = settings.max_queue_delay_microseconds * 1000
+        self._rules = Rules.of(settings)
         self._levels = {}
         self._numbers = []
         self._base = self._add_level(0)
@@ -184,15 +162,15 @@ class DynamicBatcher:
 
     def _join(self, item: Item, level: LevelQueue) -> None:
         """An arrival while the queue is held: keeps the decision to wait if it stands, else forgets it."""
-        first = self._hold_first
+        first, rules = self._hold_first, self._rules
         rows = self._hold_rows + item.rows
         if (
             first is None
-            or rows >= self._max_preferred
-            or rows > self._max_rows
+            or rows >= rules.max_preferred
+            or rows > rules.max_rows
             or item.shape_key != first.shape_key
             or item.input_set != first.input_set
-            or (len(self._preferred) > 1 and (rows in self._preferred or not self._is_last(item, level)))
+            or (len(rules.preferred) > 1 and (rows in rules.preferred or not self._is_last(item, level)))
         ):
             self._hold_until = None
         else:
@@ -229,7 +207,7 @@ class DynamicBatcher:
             self._take(cut)
         else:
             _, item = self._base.live.popitem(last=False)
-            cut = _Cut([item], item.rows, "direct")
+            cut = Cut([item], item.rows, "direct")
         self._hold_until = None
         self._refused = False
         self._running += 1
@@ -240,7 +218,7 @@ class DynamicBatcher:
         self._next_seq = seq + 1
         return Batch(seq, instance, cut.items, cut.rows, cut.reason, now)
 
-    def _hold(self, cut: _Cut) -> None:
+    def _hold(self, cut: Cut) -> None:
         self._hold_until = cut.hold
         self._hold_rows = cut.rows
         self._hold_first = cut.items[0]
@@ -248,68 +226,13 @@ class DynamicBatcher:
     def _in_order(self) -> Iterable[Item]:
         return (item for number in self._numbers for item in self._levels[number])
 
-    def _pass(self, now: int) -> _Cut:
-        """Triton's pass over the queue and its decision; changes nothing. At least one item must wait."""
+    def _pass(self, now: int) -> Cut:
+        """The decision over what waits; changes nothing. At least one item must wait."""
         one_queue = len(self._numbers) == 1 and not self._delayed
-        items: Iterator[Item] = iter(self._base.live.values() if one_queue else self._in_order())
-        preferred, max_preferred, max_rows = self._preferred, self._max_preferred, self._max_rows
-        first = next(items)
-        pending, rows, oldest = [first], first.rows, first.enqueued
-        shape, inputs = first.shape_key, first.input_set
-        best, best_rows = (1, rows) if rows in preferred else (0, 0)
-        stop: Reason | None = None
-        # With one queue the first is the oldest, so it is known at once whether more than the best can leave.
-        only_best = one_queue and not (self._delay and now - oldest >= self._delay)
-        for item in items:
-            total = rows + item.rows
-            if total > max_preferred:
-                if not best:
-                    best, best_rows = len(pending), rows
-                if only_best:
-                    break
-            if total > max_rows:
-                stop = "full"
-                break
-            if item.input_set != inputs:
-                stop = "inputs"
-                break
-            if item.shape_key != shape:
-                stop = "shapes"
-                break
-            pending.append(item)
-            rows = total
-            if item.enqueued < oldest:
-                oldest = item.enqueued
-            if rows in preferred:
-                best, best_rows = len(pending), rows
-        cut = _Cut(pending, rows, stop or "no_delay")
-        exceeded = bool(self._delay) and now - oldest >= self._delay
-        if not self._decide(cut, stop is not None, (best, best_rows), exceeded):
-            cut.hold = oldest + self._delay
-        return cut
+        items = iter(self._base.live.values() if one_queue else self._in_order())
+        return decide(items, self._rules, now, oldest_first=one_queue, draining=self._draining)
 
-    def _decide(self, cut: _Cut, stopped: bool, best: tuple[int, int], exceeded: bool) -> bool:
-        """Whether the gathered ``cut`` may leave, which it shortens to the remembered ``best`` (requests, rows)."""
-        count, rows = best
-        if count and not exceeded:
-            cut.reason = "preferred" if rows in self._preferred and rows < self._max_preferred else "full"
-            cut.rows = rows
-            del cut.items[count:]
-        elif stopped:
-            pass
-        elif cut.rows >= self._max_rows or (cut.rows >= self._max_preferred and not (exceeded and count)):
-            cut.reason = "full"
-        elif exceeded:
-            cut.reason = "delay"
-        elif not self._delay:
-            cut.reason = "no_delay"
-        elif self._draining:
-            cut.reason = "drain"
-        else:
-            return False
-        return True
-
-    def _take(self, cut: _Cut) -> None:
+    def _take(self, cut: Cut) -> None:
         """Removes what leaves from the queues."""
         if len(self._numbers) == 1 and not self._delayed:
             pop = self._base.live.popitem
