@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
 from workbench.protocol.datatypes import DATATYPES
@@ -282,13 +284,14 @@ def test_bf16_and_halves_are_read(tmp_path: Path) -> None:
         ({"ranges": {"A": {"vocabulary": ["a"]}}}, "no vocabulary", "ranges.A"),
         ({"ranges": {"A": {"values": []}}}, "not a list of numbers", "ranges.A.values"),
         ({"ranges": {"A": {"shape": [3]}}}, "does not fit input 'A'", "ranges.A"),
+        ({"ranges": {"B": {"shape": [1 << 40]}}}, "more than 2 GiB", "ranges.B"),
         ({"ranges": {"A": {"shape": [2], "shapes": [[2]]}}}, "both", "ranges.A"),
     ],
 )
 def test_a_wrong_file_is_named_with_place_and_remedy(tmp_path: Path, content: Any, message: str, place: str) -> None:
     _write(tmp_path, content)
     with pytest.raises(ConfigError) as caught:
-        load_example_inputs(tmp_path, [("A", "INT8", [2])])
+        load_example_inputs(tmp_path, [("A", "INT8", [2]), ("B", "INT8", [-1])], optional=["B"])
     assert message in caught.value.message
     assert "example_inputs.json" in caught.value.where
     assert place in caught.value.where
@@ -325,3 +328,34 @@ def test_an_unknown_data_type_and_a_file_that_is_no_text(tmp_path: Path) -> None
     (tmp_path / "example_inputs.json").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read the example inputs"):
         load_example_inputs(tmp_path, [("A", "FP32", [1])])
+
+
+_LEAVES = st.none() | st.booleans() | st.integers(-300, 300) | st.floats() | st.text(max_size=3)
+_KEYS = st.sampled_from(
+    ["A", "T", "content", "shape", "b64", "file", "min", "max", "values", "vocabulary", "words", "shapes"]
+)
+_JSON = st.recursive(
+    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3), max_leaves=8
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.lists(st.fixed_dictionaries({"A": _JSON, "T": _JSON}), max_size=2) | _JSON,
+    ranges=st.dictionaries(st.sampled_from(["A", "T"]), _JSON, max_size=2) | _JSON,
+)
+def test_no_file_gives_anything_but_inputs_that_fit_or_a_config_error(tmp_path: Path, data: Any, ranges: Any) -> None:
+    _write(tmp_path, {"data": data, "ranges": ranges})
+    for source in ("auto", "ranges"):
+        try:
+            requests = load_example_inputs(
+                tmp_path, [("A", "INT8", [2]), ("T", "BYTES", [-1])], count=2, batch_size=2, source=source
+            )
+        except ConfigError as error:
+            told = bool(error.where and error.hint)
+            assert told, str(error)  # noqa: PT017 - most files are wrong, some are right
+        else:
+            for request in requests:
+                assert request["A"].shape == (2, 2)
+                assert request["A"].dtype == np.int8
+                assert all(type(item) is bytes for item in request["T"].ravel())

@@ -17,6 +17,8 @@ _KEYS = {"min", "max", "values", "vocabulary", "words", "shape", "shapes"}
 _LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 _WORD_LENGTHS = (1, 8)
 _WORDS = (1, 16)
+_MOST_WORDS = 1_000_000
+_MAX_BYTES = 1 << 31  # what fits into one protobuf message, and so into a gRPC request
 
 Fail = Callable[[str, str, str], ConfigError]
 """Makes the error for a place in the file: (place, message, hint)."""
@@ -92,6 +94,8 @@ def draw(
             )
         else:
             shape = spec.dims
+        if math.prod((*batch, *shape)) * max(spec.datatype.itemsize, 1) > _MAX_BYTES:
+            raise fail(f"ranges.{spec.name}", f"shape {[*batch, *shape]} takes more than 2 GiB", "give a smaller shape")
         request[spec.name] = _draw(spec, given, (*batch, *shape), rng)
     return request
 
@@ -151,7 +155,7 @@ def _values(place: str, values: Any, spec: InputTensor, fail: Fail) -> NDArray[A
 
 def _word_count(place: str, words: Any, fail: Fail) -> tuple[int, int]:
     whole = isinstance(words, list) and len(words) == 2 and all(type(count) is int for count in words)
-    if not whole or not 0 <= words[0] <= words[1]:
+    if not whole or not 0 <= words[0] <= words[1] <= _MOST_WORDS:
         raise fail(place, f'"words" is {words!r}', "write the fewest and the most words, such as [1, 12]")
     return words[0], words[1]
 
