@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from workbench.records.columns import (
     BATCH_COLUMNS,
     REQUEST_COLUMNS,
@@ -12,6 +14,19 @@ from workbench.records.columns import (
 )
 from workbench.records.events import Event, EventLog
 
+if TYPE_CHECKING:
+    from workbench.records.environment import capture_environment
+    from workbench.records.runs import Run, RunInfo, RunStore, content_hash, point_key
+
+_HOMES = {
+    "Run": "runs",
+    "RunInfo": "runs",
+    "RunStore": "runs",
+    "capture_environment": "environment",
+    "content_hash": "runs",
+    "point_key": "runs",
+}
+
 __all__ = [
     "BATCH_COLUMNS",
     "REQUEST_COLUMNS",
@@ -19,6 +34,22 @@ __all__ = [
     "EventLog",
     "RecordColumns",
     "RecordRing",
+    "Run",
+    "RunInfo",
+    "RunStore",
+    "capture_environment",
+    "content_hash",
     "decode_columns",
     "encode_columns",
+    "point_key",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The run store is loaded when asked for: the engine needs only the ring."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'workbench.records' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(f"workbench.records.{home}"), name)
