@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import heapq
 import os
 import random
 from collections.abc import Sequence
@@ -497,3 +499,63 @@ def test_a_driver_that_only_follows_next_deadline_serves_everything_in_time(
             now = end
     run_until(None)
     assert (ended, fast.waiting) == (offered, 0)
+
+
+def serve(chance: random.Random) -> None:
+    """A driver like the engine's in virtual time: several instances with service times, one timer, edits on the way."""
+    given_settings = some_settings(chance)
+    fast = DynamicBatcher(given_settings)
+    idle = list(range(given_settings.instances))
+    busy: list[tuple[int, int, Any]] = []
+    events = sorted((chance.randrange(0, 2_000_000), id) for id in range(chance.choice([20, 60])))
+    service = chance.choice([1_000, 50_000, 300_000])
+    now, ended, cancelled, wakes, offered = 0, 0, 0, 0, len(events)
+    row_sizes = chance.choice([[1], [1, 2, 3]])
+
+    def dispatch() -> None:
+        nonlocal ended
+        for answer in fast.expire(now):
+            assert answer.kind == "timeout"
+            ended += 1
+        while idle:
+            batch = fast.acquire(idle[0], now)
+            if batch is None:
+                break
+            ended += len(batch.items)
+            heapq.heappush(busy, (now + chance.randint(1, service), idle.pop(0), batch))
+        if idle and fast.waiting:
+            limit = fast.settings.max_queue_delay_microseconds * 1000
+            assert fast.statistics(now).oldest_age_ns < limit, "an instance is idle and the delay is over"
+
+    while events or busy or fast.waiting:
+        deadline = fast.next_deadline()
+        times = [deadline] if deadline is not None else []
+        times += [events[0][0]] if events else []
+        times += [busy[0][0]] if busy else []
+        assert times, f"{fast.waiting} wait and nothing will ever happen"
+        wakes += 1
+        assert wakes < 2_000, "the driver spins"
+        now = max(now, min(times))
+        while busy and busy[0][0] <= now:
+            _, instance, batch = heapq.heappop(busy)
+            fast.complete(batch, now)
+            idle.append(instance)
+        while events and events[0][0] <= now:
+            _, id = events.pop(0)
+            item = Item(id, chance.choice(row_sizes), chance.randint(0, 3), timeout=chance.choice([0, 10, 200]))
+            ended += not isinstance(fast.offer(item, now), Accepted)
+            if chance.random() < 0.1:
+                cancelled += fast.cancel(id - 1, now)
+            if chance.random() < 0.05:
+                new = some_settings(chance)
+                fast.reconfigure(dataclasses.replace(new, instances=given_settings.instances), now)
+        dispatch()
+    assert ended + cancelled == offered
+
+
+def test_a_driver_with_several_busy_instances_never_hangs_spins_or_leaves_one_idle_too_long() -> None:
+    for seed in range(300):
+        try:
+            serve(random.Random(seed))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
