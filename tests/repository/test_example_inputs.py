@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
 from workbench.protocol.datatypes import DATATYPES
-from workbench.repository.example_inputs import load_example_inputs, load_streams
+from workbench.repository.example_inputs import inputs_of, load_example_inputs, load_streams
 
 
 def _write(folder: Path, content: Any) -> Path:
@@ -236,6 +236,18 @@ def test_optional_inputs_are_sent_only_where_the_file_has_them(tmp_path: Path) -
     _write(tmp_path, {"data": [{"A": [1]}, {"A": [2], "B": [3]}]})
     sent = {tuple(sorted(r)) for r in load_example_inputs(tmp_path, inputs, count=2, batch_size=2, optional=["B"])}
     assert sent == {("A",), ("A", "B")}
+
+
+def test_inputs_are_read_off_a_configuration_as_servers_give_it() -> None:
+    config = {
+        "max_batch_size": 4,
+        "input": [
+            {"name": "A", "data_type": "TYPE_FP32", "dims": ["3", "-1"], "optional": False},
+            {"name": "B", "data_type": "TYPE_STRING", "dims": [1], "optional": True},
+        ],
+    }
+    assert inputs_of(config) == ([("A", "TYPE_FP32", [3, -1]), ("B", "TYPE_STRING", [1])], {"B"})
+    assert inputs_of({"name": "none"}) == ([], frozenset())
 
 
 def test_bf16_and_halves_are_read(tmp_path: Path) -> None:

@@ -35,12 +35,8 @@ words.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import itertools
 import json
-import math
-import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,11 +47,10 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
-from workbench.protocol.tensors import as_bytes_array
-from workbench.repository.example_ranges import InputTensor, Range, draw, integer_limits, parse_ranges
+from workbench.repository.example_ranges import Range, draw, parse_ranges
+from workbench.repository.example_tensors import FOLDER_NAME, InputTensor, parse_tensor
 
 FILE_NAME = "example_inputs.json"
-FOLDER_NAME = "example_inputs"
 
 InputSpec = tuple[str, str, Sequence[int]]
 """An input of a model: name, data type (``INT64`` or ``TYPE_INT64``), dims without the batch axis (-1: any)."""
@@ -66,7 +61,6 @@ Example = dict[str, NDArray[Any]]
 Source = Literal["auto", "data", "ranges"]
 
 _TOP_KEYS = {"data", "validation_data", "ranges"}
-_TENSOR_KEYS = {"content", "shape", "b64", "file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +122,18 @@ def load_streams(
         ConfigError: as ``load_example_inputs``.
     """
     return [list(stream) for stream in _read(Path(model_dir), _specs(inputs, optional)).streams]
+
+
+def inputs_of(config: Mapping[str, Any]) -> tuple[list[InputSpec], frozenset[str]]:
+    """The inputs of a model, and which of them are optional, from its configuration as Triton's JSON has it.
+
+    Works on the answer of any server's ``/v2/models/MODEL/config``; dims that JSON has as strings are read.
+    """
+    entries = config.get("input", ())
+    specs: list[InputSpec] = [
+        (str(entry["name"]), str(entry["data_type"]), [int(dim) for dim in entry.get("dims", ())]) for entry in entries
+    ]
+    return specs, frozenset(str(entry["name"]) for entry in entries if entry.get("optional"))
 
 
 # Reading ----------------------------------------------------------------------------------------------------------
@@ -197,122 +203,15 @@ def _entry(file: _File, place: str, entry: Any, specs: Sequence[InputTensor]) ->
     for name in entry.keys() - known - {"model"}:
         raise file.fail(place, f"the model has no input '{name}'", f"its inputs are: {', '.join(sorted(known))}")
     example = {}
+    folder = file.path.parent / FOLDER_NAME
     for spec in specs:
         if spec.name in entry:
-            array = _tensor(file, f"{place}.{spec.name}", entry[spec.name], spec)
+            array = parse_tensor(folder, f"{place}.{spec.name}", entry[spec.name], spec, file.fail)
             array.flags.writeable = False
             example[spec.name] = array
         elif not spec.optional:
             raise file.fail(place, f"input '{spec.name}' is missing", "give it in every entry")
     return example
-
-
-def _tensor(file: _File, place: str, value: Any, spec: InputTensor) -> NDArray[Any]:
-    if isinstance(value, list):
-        value = {"content": value}
-    keys = set(value) if isinstance(value, dict) else set()
-    if not keys <= _TENSOR_KEYS or len(keys & {"content", "b64", "file"}) != 1:
-        raise file.fail(
-            place, "this is no tensor", "write a list, or an object with one of content, b64, file, and shape"
-        )
-    try:
-        if "content" in keys:
-            array = _from_content(value["content"], spec)
-        elif "b64" in keys:
-            array = _from_bytes(base64.b64decode(value["b64"], validate=True), spec)
-        else:
-            array = _from_file(file.path.parent / FOLDER_NAME, str(value["file"]), spec)
-    except (ValueError, TypeError, OverflowError, binascii.Error, struct.error) as error:
-        raise file.fail(place, f"not a tensor of type {spec.datatype.wire}: {error}", "correct the values") from error
-    except OSError as error:
-        raise file.fail(
-            place, f"cannot read the file: {error.strerror or error}", f"put it into {FOLDER_NAME}/"
-        ) from error
-    return _shaped(file, place, array, value.get("shape"), spec)
-
-
-def _from_content(content: Any, spec: InputTensor) -> NDArray[Any]:
-    if not isinstance(content, list):
-        raise TypeError('"content" is not a list')
-    kind = spec.datatype.numpy.kind
-    if spec.datatype.wire == "BYTES":
-        array: NDArray[Any] = np.array(content, dtype=np.object_)
-        if not all(isinstance(item, str) for item in array.flat):
-            raise TypeError("every element is to be a string, and nested lists equally long")
-        return as_bytes_array(array)
-    array = np.array(content) if content else np.empty(0)
-    if array.dtype.kind not in "biuf":
-        raise TypeError("every element is to be a number, and nested lists equally long")
-    if kind in "iu" and array.size:
-        limits = integer_limits(spec)
-        whole = array.dtype.kind in "biu" or bool(np.all(array == np.floor(array)))
-        if not whole or array.min() < limits.min or array.max() > limits.max:
-            raise ValueError(f"every element is to be a whole number from {limits.min} to {limits.max}")
-    return array.astype(spec.datatype.numpy)
-
-
-def _from_bytes(raw: bytes, spec: InputTensor) -> NDArray[Any]:
-    if spec.datatype.wire != "BYTES":
-        return np.frombuffer(raw, dtype=spec.datatype.numpy).copy()
-    items, at = [], 0
-    while at < len(raw):
-        (length,) = struct.unpack_from("<I", raw, at)
-        items.append(raw[at + 4 : at + 4 + length])
-        at += 4 + length
-    if at != len(raw):
-        raise ValueError("the bytes end within an element")
-    return _objects(items)
-
-
-def _from_file(folder: Path, name: str, spec: InputTensor) -> NDArray[Any]:
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"'{name}' lies outside {FOLDER_NAME}/")
-    if path.suffix == ".npy":
-        array: NDArray[Any] = np.load(path, allow_pickle=False)
-        if spec.datatype.wire == "BYTES":
-            return as_bytes_array(array)
-        if array.dtype != spec.datatype.numpy:
-            raise TypeError(f"the file holds {array.dtype}")
-        return array
-    raw = path.read_bytes()
-    return _objects([raw]) if spec.datatype.wire == "BYTES" else _from_bytes(raw, spec)
-
-
-def _objects(items: Sequence[bytes]) -> NDArray[Any]:
-    array = np.empty(len(items), dtype=np.object_)
-    array[:] = items
-    return array
-
-
-def _shaped(file: _File, place: str, array: NDArray[Any], shape: Any, spec: InputTensor) -> NDArray[Any]:
-    dims = spec.dims
-    if shape is None:
-        if array.ndim == len(dims) and _fits(array.shape, dims):
-            return array
-        known = math.prod(dim for dim in dims if dim != -1)
-        unknown = dims.count(-1)
-        if unknown > 1 or (unknown == 1 and (known == 0 or array.size % known)):
-            raise file.fail(place, f"the shape is not known: the model has dims {list(dims)}", 'add "shape"')
-        shape = [array.size // known if dim == -1 else dim for dim in dims]
-    if not isinstance(shape, list) or not all(type(dim) is int and dim >= 0 for dim in shape):
-        raise file.fail(place, f'"shape" is {shape!r}, not a list of sizes', "write whole numbers, such as [3]")
-    if not _fits(shape, dims):
-        batch = " without the batch axis" if len(shape) == len(dims) + 1 else ""
-        raise file.fail(
-            place, f"shape {shape} does not fit the model's dims {list(dims)}", f"give the shape of one row{batch}"
-        )
-    if array.size != math.prod(shape):
-        raise file.fail(
-            place,
-            f"{array.size} elements do not fill shape {shape}",
-            f"give {math.prod(shape)} elements, or another shape",
-        )
-    return array.reshape(shape)
-
-
-def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
 
 
 # Taking literal examples ------------------------------------------------------------------------------------------

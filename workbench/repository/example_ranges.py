@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import ConfigError
-from workbench.protocol.datatypes import Datatype
+from workbench.repository.example_tensors import Fail, InputTensor, integer_limits
 
 _KEYS = {"min", "max", "values", "vocabulary", "words", "shape", "shapes"}
 _LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
@@ -19,19 +18,6 @@ _WORD_LENGTHS = (1, 8)
 _WORDS = (1, 16)
 _MOST_WORDS = 1_000_000
 _MAX_BYTES = 1 << 31  # what fits into one protobuf message, and so into a gRPC request
-
-Fail = Callable[[str, str, str], ConfigError]
-"""Makes the error for a place in the file: (place, message, hint)."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputTensor:
-    """An input of a model as the examples need it; ``dims`` are without the batch axis, -1 is any size."""
-
-    name: str
-    datatype: Datatype
-    dims: tuple[int, ...]
-    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +155,6 @@ def _limits(place: str, entry: Mapping[str, Any], spec: InputTensor, fail: Fail)
     if low > high:
         raise fail(place, f"min {low} is above max {high}", 'give both "min" and "max", the smaller first')
     return low, high
-
-
-def integer_limits(spec: InputTensor) -> np.iinfo[Any]:
-    """The smallest and largest value of an integer input."""
-    return np.iinfo(spec.datatype.numpy)  # type: ignore[type-var]
 
 
 def _check(place: str, value: float | int, spec: InputTensor, fail: Fail) -> None:
