@@ -12,11 +12,13 @@ import asyncio
 import json
 import random
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from workbench.clock import monotonic_ns
+from workbench.clock import monotonic_ns, sleep
 from workbench.engine.timers import Timers, set_timer_slack
 
 DELAYS_US = (100, 200, 500, 2000)
@@ -86,6 +88,70 @@ def on_a_loop_thread(runs: int, *, use_thread: bool, seed: int) -> list[dict[str
     return [row(f"timer {delay} µs ({kind})", late[delay]) for delay in DELAYS_US]
 
 
+CONFIG = """backend: "onnxruntime"
+max_batch_size: 8
+input { name: "IN" data_type: TYPE_FP32 dims: 4 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 4 }
+instance_group { count: 1 kind: KIND_CPU }
+dynamic_batching { max_queue_delay_microseconds: %d }
+"""
+
+
+def copy_model() -> bytes:
+    """An ONNX model that copies its input."""
+    from onnx import TensorProto, helper
+
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in ("IN", "OUT")]
+    graph = helper.make_graph([helper.make_node("Identity", ["IN"], ["OUT"])], "copy", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def write_repository(folder: Path) -> None:
+    """One copying model for each delay."""
+    for delay in DELAYS_US:
+        version = folder / f"delay_{delay}" / "1"
+        version.mkdir(parents=True)
+        (version / "model.onnx").write_bytes(copy_model())
+        (version.parent / "config.pbtxt").write_text(CONFIG % delay)
+
+
+def through_the_engine(runs: int, *, seed: int) -> list[dict[str, Any]]:
+    """One request at a time to a model with a queue delay: how much later than the delay its batch was formed.
+
+    The engine's own records tell: ``queue_start`` of the request, ``acquired`` of its batch.
+    """
+    import numpy as np
+
+    from workbench.engine import EngineOptions, InferenceEngine
+    from workbench.protocol.tensors import InferenceRequest, Tensor
+
+    chance = random.Random(seed)
+    delays = [delay for delay in DELAYS_US for _ in range(runs)]
+    chance.shuffle(delays)
+    data = np.zeros((1, 4), np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        write_repository(Path(folder))
+        engine = InferenceEngine(EngineOptions(repositories=(Path(folder),), lower_switch_interval=True))
+        engine.start()
+        try:
+            before = engine.records.read().last_seq
+            for delay in delays:
+                sleep(chance.uniform(0, 0.001))
+                response = engine.infer(InferenceRequest(f"delay_{delay}", [Tensor.from_numpy("IN", data)]))
+                assert response.error is None, response.error
+            records = engine.records.read(before)
+        finally:
+            engine.stop()
+    batches, requests = records.batches, records.requests
+    formed = dict(zip(zip(batches["model"], batches["batch_seq"], strict=True), batches["acquired"], strict=True))
+    late: dict[int, list[int]] = {delay: [] for delay in DELAYS_US}
+    for model, batch, start in zip(requests["model"], requests["batch_seq"], requests["queue_start"], strict=True):
+        delay = int(model.removeprefix("delay_"))
+        late[delay].append(int(formed[model, batch] - start) - delay * 1000)
+    return [row(f"queue delay {delay} µs (engine)", late[delay]) for delay in DELAYS_US]
+
+
 def main() -> int:
     """Runs the benchmark; exit code 0 if every goal is met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,6 +161,7 @@ def main() -> int:
     args = parser.parse_args()
     runs = 200 if args.quick else 2000
     rows = on_a_loop_thread(runs, use_thread=False, seed=args.seed)
+    rows += through_the_engine(runs, seed=args.seed)
     if args.json:
         print(json.dumps({"rows": rows}, ensure_ascii=False))
     else:
