@@ -1,19 +1,21 @@
 """config.pbtxt: lossless syntax tree, edits, conversion, Triton's normalisation, validation and linting.
 
-Names are imported when first used, so ``import workbench.config`` is cheap.
+Names are imported when first used, so ``import workbench.config`` is cheap. ``message`` is an ``inference.ModelConfig``.
 
-====================  =================================================================================================
-Name                  What
-====================  =================================================================================================
-``ConfigDocument``    ``parse(data: bytes, path="")``, ``.edit(edits)``, ``.data``, ``.message``, ``.diff(other)``,
-                      ``.locate(path)``
-``Edit``              ``Edit(path, op="set"|"remove"|"insert", value)``; ``parse_edit("path=json")`` for ``--set``
-``edits_between``     ``edits_between(before, after) -> list[Edit]``
-``to_json``           ``to_json(message, defaults=True) -> dict``: as GET /v2/models/M/config; ``defaults=False`` as written
-``from_json``         ``from_json(json) -> ModelConfig``: the load API's config override
-``to_text``           ``to_text(message) -> str``: normalised text
-``ParseError``        what ``parse`` raises: a ``ConfigError`` with ``faults``
-====================  =================================================================================================
+- ``ConfigDocument.parse(data: bytes, path="")`` -> document; ``.edit(edits)`` -> document; ``.data``, ``.text``,
+  ``.message``, ``.diff(other)`` -> str, ``.locate(path, nearest=False)`` -> ``Span`` | None. Raises ``ParseError``.
+- ``Edit(path, op="set"|"remove"|"insert", value)`` with ``to_json``/``from_json``; ``parse_edit("path=json")``;
+  ``edits_between(before, after)`` -> list of edits.
+- ``to_json(message, defaults=True)`` -> dict as GET /v2/models/M/config (``defaults=False``: as written);
+  ``from_json(dict | str)`` -> message (the load API's override); ``to_text(message)`` -> normalised text.
+- ``complete_backend(message, directory_name, files)`` -> message; ``complete_io(message, inputs, outputs)`` -> message;
+  ``check_io(message, inputs, outputs)``; ``normalize(message, model_name="", gpus=())`` -> message;
+  ``validate(message, gpus=(), io=True)`` raises ``ValidationError``; ``problems(...)`` yields all of them.
+- ``change_class(old, new, backend_reads_max_batch_size=True)`` -> ``ConfigChange(kind, reasons, triton, paths)``, kind
+  one of none, live, instances, reload.
+
+The order when a model is loaded: ``complete_backend`` -> ``normalize`` -> ``validate(io=False)`` -> (backend)
+``complete_io`` -> ``normalize`` -> ``validate`` -> (backend) ``check_io``.
 """
 
 from __future__ import annotations
@@ -22,39 +24,71 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.config.change import ConfigChange, change_class
+    from workbench.config.complete import ModelTensor, can_batch, check_io, compare_dims, complete_io
     from workbench.config.convert import from_json, to_json, to_text
     from workbench.config.difference import edits_between
     from workbench.config.document import ConfigDocument
+    from workbench.config.normalize import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
     from workbench.config.path import Edit, parse_edit, parse_path
     from workbench.config.syntax import ParseError
     from workbench.config.tokens import Span, SyntaxFault
+    from workbench.config.validate import Problem, ValidationError, problems, validate
 
 _HOMES = {
+    "ConfigChange": "change",
     "ConfigDocument": "document",
+    "DEFAULT_MAX_BATCH_SIZE": "normalize",
     "Edit": "path",
+    "ModelTensor": "complete",
     "ParseError": "syntax",
+    "Problem": "validate",
     "Span": "tokens",
     "SyntaxFault": "tokens",
+    "ValidationError": "validate",
+    "can_batch": "complete",
+    "change_class": "change",
+    "check_io": "complete",
+    "compare_dims": "complete",
+    "complete_backend": "normalize",
+    "complete_io": "complete",
     "edits_between": "difference",
     "from_json": "convert",
+    "normalize": "normalize",
     "parse_edit": "path",
     "parse_path": "path",
+    "problems": "validate",
     "to_json": "convert",
     "to_text": "convert",
+    "validate": "validate",
 }
 
 __all__ = [
+    "ConfigChange",
     "ConfigDocument",
+    "DEFAULT_MAX_BATCH_SIZE",
     "Edit",
+    "ModelTensor",
     "ParseError",
+    "Problem",
     "Span",
     "SyntaxFault",
+    "ValidationError",
+    "can_batch",
+    "change_class",
+    "check_io",
+    "compare_dims",
+    "complete_backend",
+    "complete_io",
     "edits_between",
     "from_json",
+    "normalize",
     "parse_edit",
     "parse_path",
+    "problems",
     "to_json",
     "to_text",
+    "validate",
 ]
 
 

@@ -45,7 +45,9 @@ class Edit:
         """
         path, op = value.get("path"), value.get("op", "set")
         if not isinstance(path, str) or op not in ("set", "remove", "insert"):
-            raise ConfigError("an edit needs a 'path' and an 'op' of 'set', 'remove' or 'insert'", where=str(value)[:200])
+            raise ConfigError(
+                "an edit needs a 'path' and an 'op' of 'set', 'remove' or 'insert'", where=str(value)[:200]
+            )
         if op != "remove" and "value" not in value:
             raise ConfigError(f"an edit with op '{op}' needs a 'value'", where=path)
         return cls(path, cast("Op", op), value.get("value"))

@@ -90,9 +90,10 @@ class FieldType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageType:
-    """A message: its fields by name, in the order of the proto file."""
+    """A message: its fields by name, in the order of the proto file; ``is_entry`` for the entries of a map."""
 
     full_name: str
+    is_entry: bool = False
     fields: dict[str, FieldType] = field(default_factory=dict)
 
     def find(self, name: str) -> FieldType | None:
@@ -137,7 +138,7 @@ def _field(descriptor: Any, index: int, known: dict[str, MessageType]) -> FieldT
 def _message(descriptor: Any, known: dict[str, MessageType]) -> MessageType:
     if descriptor.full_name in known:
         return known[descriptor.full_name]
-    made = known[descriptor.full_name] = MessageType(descriptor.full_name)
+    made = known[descriptor.full_name] = MessageType(descriptor.full_name, descriptor.GetOptions().map_entry)
     for index, each in enumerate(descriptor.fields):
         made.fields[each.name] = _field(each, index, known)
     return made

@@ -247,7 +247,10 @@ class Parser:
             separator = self._advance().text
         node = FieldNode(kind, start, name.end, colon, value, end, self._last_end, separator)
         message.fields.append(node)
-        if not kind.repeated and (kind.presence or (isinstance(value, ScalarNode) and _is_set(value.value, kind))):
+        present = (
+            kind.presence or message.type.is_entry or (isinstance(value, ScalarNode) and _is_set(value.value, kind))
+        )
+        if not kind.repeated and present:
             seen[kind.name] = kind.name
             if kind.oneof is not None:
                 seen[f"oneof {kind.oneof}"] = kind.name
