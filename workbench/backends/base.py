@@ -28,7 +28,7 @@ LogLevel = Literal["verbose", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor as the model file describes it: ``dims`` with -1 for variable, the batch dimension included if it has one.
+    """A tensor as the model file describes it: ``dims`` with -1 for variable, the batch dimension included.
 
     ``datatype`` is the v2 name (``FP32``), empty when the file does not say.
     """
@@ -50,7 +50,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One instance: ``name`` is Triton's ``<group>_<n>``, ``kind`` ``KIND_CPU`` or ``KIND_GPU``, ``index`` counts over groups."""
+    """One instance: ``name`` is Triton's ``<group>_<n>``, ``kind`` KIND_CPU or KIND_GPU, ``index`` counts over groups."""
 
     name: str
     kind: str
@@ -65,9 +65,7 @@ class BackendHost(Protocol):
     loop: asyncio.AbstractEventLoop
     clock: Clock
 
-    def infer(
-        self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]
-    ) -> Callable[[], None]:
+    def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
         """A nested request (BLS). To be called on the loop; gives a function that cancels it."""
 
     def log(self, level: LogLevel, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:
@@ -76,7 +74,7 @@ class BackendHost(Protocol):
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
         """An instance's process died (``healthy`` False) or is back. Thread-safe.
 
-        Requests wait for an instance that will be back; when all of a model's instances are ``gone`` for good, they fail.
+        Requests wait for an instance that will be back; when all instances of a model are ``gone`` for good, they fail.
         """
 
 
@@ -84,8 +82,8 @@ class BackendHost(Protocol):
 class ModelContext:
     """What a backend gets to open one model version.
 
-    ``config`` is the normalised ``ModelConfig`` message, ``config_json`` the same as Triton's JSON (``args["model_config"]``
-    of a Python model), ``backend_config`` the ``--backend-config`` settings of this backend.
+    ``config`` is the normalised ``ModelConfig`` message, ``config_json`` the same as Triton's JSON (what a Python
+    model finds in ``args["model_config"]``), ``backend_config`` the ``--backend-config`` settings of this backend.
     """
 
     name: str
@@ -103,15 +101,15 @@ class ModelContext:
 class Execution:
     """One batch on its way through an instance.
 
-    ``respond(i, response)`` answers request ``i``; a response with ``final=False`` is sent on at once, final ones may be
-    delivered together when the batch ends. Stamps are nanoseconds of the host's clock: ``compute_start`` is set by the
+    ``respond(i, response)`` answers request ``i``; a response with ``final=False`` is sent on at once, final ones may
+    be delivered together when the batch ends. Stamps are nanoseconds of the host's clock: ``compute_start`` is set by the
     engine when the instance begins, ``input_end`` (inputs are ready for the framework) and ``output_start`` (the
     framework is done) by the backend, ``compute_end`` by ``finish``. ``finish`` is called exactly once, by the engine
     for thread instances and by the instance for loop instances; a request left unanswered then gets ``error`` (or an
     internal error), so that nothing is lost. A decoupled model may go on responding after ``finish``; the request ends
     with its final response.
 
-    ``rows`` and ``seqs`` run beside ``requests``: how many rows each has (max(1, batch dimension)) and the ``seq`` of its
+    ``rows`` and ``seqs`` run beside ``requests``: how many rows each has (max(1, batch dimension)), the ``seq`` of its
     record, which a nested request (BLS) names as ``parent_seq``. ``sequence`` is the batch's number, ``batch_seq``.
     """
 
@@ -185,7 +183,7 @@ class Backend(Protocol):
         """
 
     def auto_complete(self, context: ModelContext) -> Any | None:
-        """A completed ``ModelConfig`` where the backend has its own rules (Python's auto_complete_config), else None."""
+        """A completed ``ModelConfig`` where the backend has its own rules (Python: auto_complete_config), else None."""
 
     def open(self, context: ModelContext) -> LoadedModel:
         """Opens a model version. Blocks; called on a loader thread.

@@ -1,1 +1,1 @@
-"""Model directories on disk."""
+"""Model repositories on disk: directories, versions, what changed, and the example inputs of a model; read only."""

@@ -1,0 +1,39 @@
+"""Small real models and engines over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from onnx_models import add_model
+
+from workbench.engine import EngineOptions, InferenceEngine
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one model: ``double`` (y = 2x, FP32 [4], max_batch_size 8, dynamic batching)."""
+    root = tmp_path / "models"
+    root.mkdir()
+    add_model(root, "double")
+    return root
+
+
+EngineFactory = Callable[..., InferenceEngine]
+
+
+@pytest.fixture
+def make_engine() -> Iterator[EngineFactory]:
+    """Starts engines and stops them at the end."""
+    engines: list[InferenceEngine] = []
+
+    def make(*repositories: Path, **options: object) -> InferenceEngine:
+        engine = InferenceEngine(EngineOptions(tuple(repositories), **options))  # type: ignore[arg-type]
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.stop(5)

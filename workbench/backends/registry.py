@@ -1,0 +1,40 @@
+"""Which backends there are. A framework is imported only when a model needs it."""
+
+from __future__ import annotations
+
+import importlib
+
+from workbench.backends.base import Backend
+from workbench.errors import InvalidRequest
+
+BACKENDS: dict[str, tuple[str, str]] = {
+    "onnxruntime": ("workbench.backends.onnxruntime", "OnnxRuntimeBackend"),
+    "python": ("workbench.backends.python", "PythonBackend"),
+}
+"""Triton's backend name -> module and class."""
+
+
+def create_backend(name: str) -> Backend:
+    """The backend of this name.
+
+    Raises:
+        InvalidRequest: there is none (Triton's text), or its framework is not installed.
+    """
+    place = BACKENDS.get(name)
+    if place is None:
+        if "/" in name or ".." in name:
+            raise InvalidRequest(f"backend library name 'libtriton_{name}.so' escapes backend directory")
+        raise InvalidRequest(
+            f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration.",
+            hint=f"backends here: {', '.join(sorted(BACKENDS))}",
+        )
+    module, attribute = place
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        raise InvalidRequest(
+            f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration.",
+            hint=f"its framework cannot be imported: {error}",
+        ) from error
+    backend: Backend = getattr(loaded, attribute)()
+    return backend

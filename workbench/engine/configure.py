@@ -1,0 +1,243 @@
+"""Live apply: edits of the configuration in memory, in place where that is possible; saving and reverting.
+
+Validation comes first: a refused edit changes nothing. Nothing here touches the disk but ``save``.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.config import ConfigDocument, Edit, to_json
+from workbench.engine.core import EngineCore
+from workbench.engine.entry import ModelEntry
+from workbench.engine.instances import instance_specs, make_slots, plan_update
+from workbench.engine.lifecycle import Lifecycle
+from workbench.engine.model import ModelVersion
+from workbench.engine.options import ChangeClass, ConfigureResult, SaveResult
+from workbench.engine.prepare import changed_fields, overlay
+from workbench.errors import ConfigError, LoadFailed, NotFound, NotReady
+
+LIVE_FIELDS = frozenset({"dynamic_batching", "response_cache", "metric_tags", "model_metrics", "version_policy"})
+"""Top-level fields that are changed in place. ``max_batch_size`` joins them where the backend does not read it."""
+
+
+class Configurator:
+    """Changes configurations of loaded models; on the loop."""
+
+    def __init__(self, core: EngineCore, lifecycle: Lifecycle) -> None:
+        self._core = core
+        self._lifecycle = lifecycle
+
+    def _entry(self, name: str) -> ModelEntry:
+        entry = self._lifecycle.entries.get(name)
+        if entry is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if entry.document is None or not entry.ready():
+            raise NotReady(
+                f"Request for unknown model: '{name}' has no available versions", hint="load the model first"
+            )
+        return entry
+
+    async def configure(self, name: str, edits: Sequence[Edit], *, dry_run: bool = False) -> ConfigureResult:
+        """Applies edits one after the other, as one change.
+
+        Raises:
+            ConfigError: an edit or its result is refused.
+            LoadFailed: a reload was needed and failed.
+        """
+        started = self._core.clock()
+        entry = self._entry(name)
+        async with entry.lock:
+            document = self._entry(name).document
+            assert document is not None
+            return await self._change(entry, document.edit(edits), started, dry_run=dry_run)
+
+    async def revert(self, name: str) -> ConfigureResult:
+        """Goes back to what the file says now.
+
+        Raises:
+            ConfigError: the file cannot be read as a configuration.
+        """
+        started = self._core.clock()
+        entry = self._entry(name)
+        async with entry.lock:
+            path = entry.config_path
+            assert path is not None
+            data = await self._core.on_loader(_read, path)
+            entry.saved = data
+            result = await self._change(entry, ConfigDocument.parse(data or b"", str(path)), started, dry_run=False)
+            entry.overridden = False
+            return result
+
+    async def _change(
+        self, entry: ModelEntry, document: ConfigDocument, started: int, *, dry_run: bool
+    ) -> ConfigureResult:
+        """The caller holds the entry's lock. The lock is not what makes a change atomic: everything live happens in one
+        go on the loop."""
+        assert entry.source is not None
+        assert entry.document is not None
+        polled = self._lifecycle.poll_document(entry.source, document, entry.overridden)
+        models = entry.ready()
+        kind, reasons = self.classify(entry, polled.raw)
+        configs: dict[int, Any] = {}
+        if kind in ("none", "live", "instances"):
+            gpus = self._lifecycle.gpus(polled.config.backend)
+            configs = {number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in models.items()}
+        if not dry_run:
+            if kind == "reload" or (kind != "none" and set(polled.versions) != set(models)):
+                kind = "reload"
+                await self._reload(entry, polled)
+            else:
+                if kind == "instances":
+                    await self._update_instances(entry, configs)
+                self._apply_live(entry, polled, configs, bump=document.data != entry.document.data)
+        latest = entry.latest()
+        config = configs.get(max(configs)) if configs else None
+        if config is None:
+            config = latest.config if latest is not None and not dry_run else polled.config
+        saved = ConfigDocument.parse(entry.saved or b"", document.path)
+        return ConfigureResult(
+            model=entry.name,
+            epoch=entry.epoch,
+            change_class=kind,
+            reasons=tuple(reasons),
+            triton=_in_triton(kind, reasons),
+            diff=saved.diff(document),
+            took_ms=(self._core.clock() - started) / 1e6,
+            dirty=saved.data != document.data,
+            config=to_json(config),
+        )
+
+    def classify(self, entry: ModelEntry, after: Any) -> tuple[ChangeClass, list[str]]:
+        """What a change to this configuration needs here, and why."""
+        before = entry.raw
+        fields = changed_fields(before, after)
+        if not fields:
+            return "none", ["nothing changes"]
+        kind: ChangeClass = "live"
+        reasons = []
+        for field in fields:
+            if field in LIVE_FIELDS:
+                reasons.append(f"{field} changes in place")
+            elif field == "max_batch_size" and self._max_batch_is_live(entry, after):
+                reasons.append("max_batch_size changes in place: this backend does not read it")
+            elif field == "instance_group":
+                reasons.append("instances are added or drained in place")
+                kind = "instances" if kind == "live" else kind
+            else:
+                reasons.append(f"{field} needs the model to be opened anew")
+                kind = "reload"
+        return kind, reasons
+
+    def _max_batch_is_live(self, entry: ModelEntry, after: Any) -> bool:
+        # between 0 and more than 0 the meaning of every shape changes
+        for model in entry.ready().values():
+            if model.loaded.reads_max_batch_size or model.config.max_batch_size <= 0 or after.max_batch_size <= 0:
+                return False
+        return True
+
+    def _apply_live(self, entry: ModelEntry, polled: Any, configs: dict[int, Any], *, bump: bool) -> None:
+        if not bump:
+            return
+        entry.epoch += 1
+        entry.document, entry.raw = polled.document, polled.raw
+        for number, config in configs.items():
+            model = entry.versions[number].model
+            assert model is not None
+            model.reconfigure(config, entry.epoch)
+        self._core.events.append(
+            "epoch", entry.name, f"configuration {entry.epoch} of '{entry.name}' is in force", epoch=entry.epoch
+        )
+
+    async def _update_instances(self, entry: ModelEntry, configs: dict[int, Any]) -> None:
+        """Makes new instances before old ones go; if one cannot be made, nothing changes.
+
+        Raises:
+            LoadFailed: an instance could not be made.
+        """
+        assert entry.source is not None
+        plans: list[tuple[ModelVersion, Any, Any]] = []
+        try:
+            for number, config in configs.items():
+                model = entry.versions[number].model
+                assert model is not None
+                kept, missing = plan_update(model.slots, instance_specs(config, model.next_index))
+                model.next_index += len(missing)
+                plans.append((model, kept, await make_slots(model, missing, entry.source.directory)))
+        except Exception as error:
+            for _, _, slots in plans:
+                for slot in slots:
+                    await self._core.on_closer(slot.close)
+            message = getattr(error, "message", str(error))
+            raise LoadFailed(
+                f"load failed for model '{entry.name}': {message}\n", hint="the instances that were there still serve"
+            ) from error
+        for model, kept, slots in plans:
+            for slot in slots:
+                model.add_slot(slot)
+            for slot in [each for each in model.slots if each not in kept and each not in slots]:
+                model.retire_slot(slot)
+
+    async def _reload(self, entry: ModelEntry, polled: Any) -> None:
+        epoch = entry.epoch
+        await self._lifecycle.apply(entry, polled, entry.saved)
+        assert entry.epoch > epoch
+
+    async def save(self, name: str) -> SaveResult:
+        """Writes the configuration in force to the file: all of it or nothing (a temporary file, then a rename).
+
+        Raises:
+            NotReady: the model has no configuration.
+            ConfigError: the file cannot be written.
+        """
+        entry = self._entry(name)
+        async with entry.lock:
+            path, document = entry.config_path, entry.document
+            assert path is not None
+            assert document is not None
+            before = ConfigDocument.parse(entry.saved or b"", str(path))
+            try:
+                await self._core.on_loader(write_atomically, path, document.data)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write {path}: {error.strerror or error}", where=str(path), hint="is it writable?"
+                ) from error
+            entry.saved = document.data
+            if not entry.overridden:
+                entry.source = await self._core.on_loader(self._lifecycle.reread, entry)
+            self._core.events.append("save", name, f"configuration of '{name}' written to {path}", path=str(path))
+            return SaveResult(name, str(path), before.diff(document))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces a file's contents in one step, keeping its mode; whoever reads sees the old or the new, never a part."""
+    mode = path.stat().st_mode & 0o7777 if path.exists() else 0o644
+    target = path.resolve()
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _in_triton(kind: str, reasons: Sequence[str]) -> str:
+    """What a real Triton would do with the same change, loaded with a config override or from the file."""
+    if kind == "none":
+        return "nothing changes"
+    if kind == "instances" and len(reasons) == 1:
+        return "Triton updates the instances in place (only instance_group differs)"
+    return "Triton reloads the model: the new one is loaded beside the old one, then takes over; statistics start anew"

@@ -1,0 +1,68 @@
+"""What all parts of one engine share: loop, clock, timers, records, events, loader threads, numbering."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from workbench.clock import Clock
+from workbench.engine.inbox import Inbox
+from workbench.engine.options import EngineOptions
+from workbench.engine.timers import Timers
+from workbench.records import EventLog, RecordRing
+
+T = TypeVar("T")
+
+
+class EngineCore:
+    """One engine's shared parts; made on the engine's loop thread."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        records: RecordRing,
+        events: EventLog,
+    ) -> None:
+        self.options = options
+        self.loop = loop
+        self.clock = clock
+        self.records = records
+        self.events = events
+        self.inbox = Inbox(loop)
+        self.timers = Timers(loop, clock=clock)
+        self.loaders = ThreadPoolExecutor(max(1, options.load_threads), thread_name_prefix="workbench-loader")
+        self.closers = ThreadPoolExecutor(4, thread_name_prefix="workbench-closer")
+        self.next_seq = itertools.count().__next__
+        self.next_generation = itertools.count(1).__next__
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    async def on_loader(self, function: Callable[..., T], *args: Any) -> T:
+        """Runs a blocking function on a loader thread."""
+        return await self.loop.run_in_executor(self.loaders, function, *args)
+
+    async def on_closer(self, function: Callable[..., T], *args: Any) -> T:
+        """Runs a blocking function that ends something on a thread of its own pool, so that loads cannot hold it up."""
+        return await self.loop.run_in_executor(self.closers, function, *args)
+
+    def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        """Runs a coroutine beside the others; an error in it becomes an event."""
+        task = self.loop.create_task(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.events.append("log", "", f"background work failed: {error!r}", level="error")
+
+    def close(self) -> None:
+        """Frees timers and threads; called on the loop, when no model is left."""
+        self.timers.close()
+        self.loaders.shutdown(wait=False, cancel_futures=True)
+        self.closers.shutdown(wait=False)

@@ -1,0 +1,476 @@
+"""The engine: models on one event loop of their own, in one thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from workbench.clock import Clock, monotonic_ns, wall_ms
+from workbench.config import Edit
+from workbench.engine.configure import Configurator
+from workbench.engine.core import EngineCore
+from workbench.engine.lifecycle import Lifecycle
+from workbench.engine.options import ConfigState, ConfigureResult, EngineOptions, SaveResult
+from workbench.engine.snapshot import EngineSnapshot, version_snapshot
+from workbench.engine.stalls import StallWatch
+from workbench.engine.ticket import OnResponse, Ticket
+from workbench.engine.timers import set_timer_slack
+from workbench.engine.validation import config_type, id_prefix
+from workbench.errors import InvalidRequest, LoadFailed, NotReady, TimedOut, WorkbenchError
+from workbench.protocol import datatypes
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.records import EventLog, RecordRing
+
+T = TypeVar("T")
+
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+_SWITCH_INTERVAL_S = 0.0005
+
+
+class InferenceEngine:
+    """Runs the models of one or more repositories.
+
+    ``start`` makes a thread with an event loop (uvloop where there is one); schedulers and front ends live there, and
+    the methods named ``..._async`` and ``submit`` belong there. Everything else may be called from any thread.
+    """
+
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, options: EngineOptions, *, clock: Clock = monotonic_ns) -> None:
+        self.options = options
+        self.records = RecordRing(options.record_capacity)
+        self.events = EventLog(clock=clock)
+        self._clock = clock
+        self._thread: threading.Thread | None = None
+        self._core: EngineCore
+        self._lifecycle: Lifecycle
+        self._configurator: Configurator
+        self._watch: StallWatch
+        self._stopping = False
+        self._running = False
+        self._starting = True
+        self._previous_switch: float | None = None
+
+    # ---- start and stop
+
+    def start(self) -> None:
+        """Starts the loop and loads the startup models; returns when they are loaded or have failed.
+
+        Raises:
+            LoadFailed: a model failed and ``exit_on_error`` is set; the engine is stopped again.
+            WorkbenchError: a repository or the options are wrong.
+        """
+        if self._thread is not None:
+            raise InvalidRequest("the engine has been started already")
+        started = threading.Event()
+        self.loop = _new_loop()
+        if self.options.lower_switch_interval:
+            self._previous_switch = sys.getswitchinterval()
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        self._thread = threading.Thread(target=self._main, args=(started,), name="workbench-engine", daemon=True)
+        self._thread.start()
+        started.wait()
+        try:
+            failures = self._run(self._load_startup())
+        except BaseException:
+            self.stop()
+            raise
+        self._starting = False
+        if failures and self.options.exit_on_error:
+            self.stop()
+            raise LoadFailed("\n".join(error.message for error in failures), hint=failures[0].hint)
+
+    def _main(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self.loop)
+        set_timer_slack()
+        self._core = EngineCore(self.options, self.loop, self._clock, self.records, self.events)
+        self._core.inbox.adopt_thread()
+        self.loop.set_exception_handler(self._on_loop_error)
+        self._lifecycle = Lifecycle(self._core, self._submit_nested)
+        self._configurator = Configurator(self._core, self._lifecycle)
+        self._watch = StallWatch(self.loop, self._clock)
+        self.loop.call_soon(self._watch.start)
+        self._running = True
+        self.loop.call_soon(started.set)
+        try:
+            self.loop.run_forever()
+        finally:
+            self._running = False
+            self.loop.close()
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        text = context.get("message", "") + (f": {type(error).__name__}: {error}" if error is not None else "")
+        self.events.append("log", "", text, level="error")
+
+    async def _load_startup(self) -> list[WorkbenchError]:
+        names = await self._core.on_loader(self._lifecycle.startup_names)
+        results = await asyncio.gather(*(self._lifecycle.load(name) for name in names), return_exceptions=True)
+        if self.options.control_mode == "poll" and self.options.poll_s > 0:
+            self._core.spawn(self._poll())
+        failures = [result for result in results if isinstance(result, WorkbenchError)]
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, WorkbenchError):
+                raise result
+        return failures
+
+    async def _poll(self) -> None:
+        """Poll mode: loads what is new or modified, unloads what is gone (7.5)."""
+        while not self._stopping:
+            await asyncio.sleep(self.options.poll_s)
+            names = await self._core.on_loader(self._lifecycle.startup_names)
+            for name in names:
+                with contextlib.suppress(WorkbenchError):
+                    await self._lifecycle.load(name)
+            for name in [name for name, entry in self._lifecycle.entries.items() if entry.ready()]:
+                if name not in names:
+                    await self._lifecycle.unload(name)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Refuses new requests, lets running ones finish, unloads every model, ends the thread.
+
+        What has not finished after ``timeout_s`` is answered with an error. May be called twice.
+        """
+        thread = self._thread
+        if thread is None or not thread.is_alive() or not self._running:
+            return
+        if self._core.inbox.on_loop:
+            raise InvalidRequest("stop() blocks and cannot be called on the engine's own thread; use stop_async()")
+        with contextlib.suppress(RuntimeError):
+            asyncio.run_coroutine_threadsafe(self.stop_async(timeout_s), self.loop).result()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        thread.join()
+        if self._previous_switch is not None:
+            sys.setswitchinterval(self._previous_switch)
+
+    async def stop_async(self, timeout_s: float = 30.0) -> None:
+        """What ``stop`` does on the loop; the loop itself goes on running."""
+        if self._stopping:
+            return
+        self._stopping = True
+        core, lifecycle = self._core, self._lifecycle
+        for task in [task for task in core.tasks if task.get_coro().__name__ == "_poll"]:  # type: ignore[union-attr]
+            task.cancel()
+        deadline = self._clock() + int(timeout_s * 1e9)
+        models = lifecycle.all_models()
+        for model in models:
+            model.drain()
+        while any(model.open_requests for model in models) and self._clock() < deadline:
+            await asyncio.sleep(0.005)
+        for model in models:
+            if model.open_requests:
+                core.events.append("log", model.name, "Exit timeout expired. Exiting immediately.", level="warning")
+                model.abandon(NotReady("Exit timeout expired. Exiting immediately."))
+        for name in list(lifecycle.entries):
+            await lifecycle.unload(name)
+        left = max(1.0, (deadline - self._clock()) / 1e9)
+        pending = [task for task in core.tasks if task is not asyncio.current_task()]
+        if pending:
+            await asyncio.wait(pending, timeout=left)
+        self._watch.stop()
+        core.close()
+
+    # ---- requests
+
+    def submit(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:
+        """Queues a request; ``on_response`` is called on the loop, the last time with ``final=True``. On the loop.
+
+        Raises:
+            WorkbenchError: the request is wrong or cannot be taken; Triton's text.
+        """
+        model = self._lifecycle.lookup(request.model_name, request.model_version)
+        if self._stopping:
+            raise NotReady(id_prefix(request) + STOPPING)
+        return model.accept(request, on_response)
+
+    def _submit_nested(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:
+        """A request of a running model: it is taken while the server stops, so that what runs can finish."""
+        return self._lifecycle.lookup(request.model_name, request.model_version).accept(request, on_response)
+
+    def infer(self, request: InferenceRequest, timeout_s: float | None = None) -> InferenceResponse:
+        """Runs a request and waits for its last response. From any thread but the loop's.
+
+        Raises:
+            WorkbenchError: what the request failed with.
+            TimedOut: no answer within ``timeout_s``; the request is cancelled.
+        """
+        response = None
+        for response in self._stream(request, timeout_s):  # noqa: B007
+            pass
+        assert response is not None
+        return response
+
+    def infer_stream(self, request: InferenceRequest) -> Iterator[InferenceResponse]:
+        """Runs a request and gives its responses as they come; leaving the loop early cancels it.
+
+        Raises:
+            WorkbenchError: what the request failed with.
+        """
+        return self._stream(request, None)
+
+    def _stream(self, request: InferenceRequest, timeout_s: float | None) -> Iterator[InferenceResponse]:
+        self._check_blocking()
+        results: SimpleQueue[InferenceResponse | WorkbenchError] = SimpleQueue()
+        tickets: list[Ticket] = []
+
+        def begin() -> None:
+            try:
+                tickets.append(self.submit(request, results.put))
+            except WorkbenchError as error:
+                results.put(error)
+            except Exception as error:
+                results.put(InvalidRequest(f"{type(error).__name__}: {error}"))
+
+        self._core.inbox.post(begin)
+        done = False
+        try:
+            while not done:
+                try:
+                    result = results.get(timeout=timeout_s)
+                except Empty:
+                    raise TimedOut(f"no answer from model '{request.model_name}' within {timeout_s} s") from None
+                if isinstance(result, WorkbenchError):
+                    done = True
+                    raise result
+                done = result.final
+                if result.error is not None:
+                    raise result.error
+                yield result
+        finally:
+            if not done and tickets:
+                self._core.inbox.post(tickets[0].cancel)
+
+    # ---- life cycle and configuration
+
+    async def load_async(
+        self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Loads or reloads a model (7.9, 7.10); ``config`` is JSON, ``files`` maps paths to contents. On the loop.
+
+        Raises:
+            WorkbenchError: with Triton's texts; what served before still does.
+        """
+        self._refuse_when_stopping()
+        await self._lifecycle.load(name, config=config, files=files)
+
+    async def unload_async(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Starts unloading a model (7.11). On the loop."""
+        await self._lifecycle.unload(name, unload_dependents=unload_dependents)
+
+    async def configure_async(self, name: str, edits: Iterable[Edit], *, dry_run: bool = False) -> ConfigureResult:
+        """Applies edits in memory, in place where that is possible. On the loop.
+
+        Raises:
+            ConfigError: an edit or its result is refused; nothing has changed.
+            LoadFailed: the change needed a reload and that failed; what served before still does.
+        """
+        self._refuse_when_stopping()
+        return await self._configurator.configure(name, list(edits), dry_run=dry_run)
+
+    async def save_async(self, name: str) -> SaveResult:
+        """Writes the configuration in force to config.pbtxt. On the loop."""
+        return await self._configurator.save(name)
+
+    async def revert_async(self, name: str) -> ConfigureResult:
+        """Goes back to the file's configuration. On the loop."""
+        self._refuse_when_stopping()
+        return await self._configurator.revert(name)
+
+    def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """As ``load_async``, from any thread but the loop's."""
+        self._run(self.load_async(name, config=config, files=files))
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """As ``unload_async``, from any thread but the loop's."""
+        self._run(self.unload_async(name, unload_dependents=unload_dependents))
+
+    def configure(self, name: str, edits: Iterable[Edit], *, dry_run: bool = False) -> ConfigureResult:
+        """As ``configure_async``, from any thread but the loop's."""
+        return self._run(self.configure_async(name, edits, dry_run=dry_run))
+
+    def save(self, name: str) -> SaveResult:
+        """As ``save_async``, from any thread but the loop's."""
+        return self._run(self.save_async(name))
+
+    def revert(self, name: str) -> ConfigureResult:
+        """As ``revert_async``, from any thread but the loop's."""
+        return self._run(self.revert_async(name))
+
+    def _refuse_when_stopping(self) -> None:
+        if self._stopping:
+            raise NotReady("Server exiting")
+
+    def _check_blocking(self) -> None:
+        if not self._running:
+            raise NotReady("the engine is not running", hint="call start() first")
+        if self._core.inbox.on_loop:
+            raise InvalidRequest("this call blocks; on the engine's own thread use submit() or the ..._async methods")
+
+    def _run(self, work: Awaitable[T]) -> T:
+        try:
+            self._check_blocking()
+        except WorkbenchError:
+            close = getattr(work, "close", None)
+            if close is not None:
+                close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()  # type: ignore[arg-type]
+
+    def _ask(self, function: Callable[[], T]) -> T:
+        """Answers a question on the loop, so that what it reads is of one moment."""
+        if not hasattr(self, "_core"):
+            raise NotReady("the engine is not running", hint="call start() first")
+        return self._core.inbox.call(function)
+
+    # ---- questions
+
+    def is_live(self) -> bool:
+        """Whether the server runs."""
+        return self._running
+
+    def is_ready(self) -> bool:
+        """Whether the server is ready, by ``strict_readiness`` (7.14)."""
+        if not self._running or self._stopping or self._starting:
+            return False
+        return self._ask(lambda: self._lifecycle.is_ready(self.options.strict_readiness))
+
+    def is_model_ready(self, name: str, version: int = -1) -> bool:
+        """Whether a model version serves; False for one that is not known (15.3)."""
+        if not self._running or self._stopping:
+            return False
+
+        def look() -> bool:
+            try:
+                model = self._lifecycle.lookup(name, version)
+            except WorkbenchError:
+                return False
+            return any(slot.healthy for slot in model.slots)
+
+        return self._ask(look)
+
+    def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
+        """Name, version, state and reason of every known version (7.13)."""
+        return self._ask(lambda: self._lifecycle.index(ready=ready))
+
+    def model_config(self, name: str, version: int = -1) -> Any:
+        """The normalised ``ModelConfig`` message in force (a copy).
+
+        Raises:
+            NotFound, NotReady: texts of 7.15.
+        """
+
+        def copy() -> Any:
+            config = self._lifecycle.lookup(name, version).config
+            out = type(config)()
+            out.CopyFrom(config)
+            return out
+
+        return self._ask(copy)
+
+    def model_metadata(self, name: str, version: int = -1) -> dict[str, Any]:
+        """Name, versions, platform, inputs and outputs (15.4).
+
+        Raises:
+            NotFound, NotReady: texts of 7.15.
+        """
+
+        def describe() -> dict[str, Any]:
+            model = self._lifecycle.lookup(name, version)
+            ready = self._lifecycle.entries[name].ready()
+            versions = [str(model.version)] if version != -1 else [str(number) for number in sorted(ready)]
+            config = model.config
+            return {
+                "name": name,
+                "versions": versions,
+                "platform": config.platform or config.backend,
+                "inputs": [_tensor_metadata(item, config.max_batch_size) for item in config.input],
+                "outputs": [_tensor_metadata(item, config.max_batch_size) for item in config.output],
+            }
+
+        return self._ask(describe)
+
+    def config_state(self, name: str) -> ConfigState:
+        """A model's configuration: applied, saved, normalised.
+
+        Raises:
+            NotFound, NotReady: it is not known, or has no configuration.
+        """
+
+        def state() -> ConfigState:
+            entry = self._lifecycle.entries.get(name)
+            if entry is None:
+                self._lifecycle.lookup(name, -1)
+            assert entry is not None
+            return entry.state()
+
+        return self._ask(state)
+
+    def statistics(self, name: str = "", version: int = -1) -> dict[str, Any]:
+        """Triton's statistics of the versions that serve (11.8).
+
+        Raises:
+            InvalidRequest: the model or version is not available (Triton's texts).
+        """
+
+        def collect() -> dict[str, Any]:
+            entries = self._lifecycle.entries
+            if name and (name not in entries or not entries[name].ready()):
+                raise InvalidRequest(f"requested model '{name}' is not available")
+            if name and version != -1 and version not in entries[name].ready():
+                raise InvalidRequest(f"requested model version is not available for model '{name}'")
+            rows = [
+                model.statistics.to_json(each, number)
+                for each in ([name] if name else sorted(entries))
+                for number, model in sorted(entries[each].ready().items())
+                if version in (-1, number)
+            ]
+            return {"model_stats": rows}
+
+        return self._ask(collect)
+
+    def snapshot(self) -> EngineSnapshot:
+        """What the engine is doing now."""
+
+        def collect() -> EngineSnapshot:
+            now = self._clock()
+            entries = self._lifecycle.entries
+            watch = self._watch
+            return EngineSnapshot(
+                time_ns=now,
+                wall_ms=wall_ms(),
+                stopping=self._stopping,
+                versions=tuple(
+                    version_snapshot(entries[name], number, slot, now)
+                    for name in sorted(entries)
+                    for number, slot in sorted(entries[name].versions.items())
+                ),
+                unreadable={name: entry.poll_error for name, entry in sorted(entries.items()) if entry.poll_error},
+                stall_count=watch.count,
+                stall_ms=watch.total_ms,
+                stalls=tuple(watch.recent),
+                timer_lateness_us=self._core.timers.lateness().median_ns / 1000,
+                last_record_seq=self.records.last_seq,
+                last_event_seq=self.events.last_seq,
+            )
+
+        return self._ask(collect)
+
+
+def _tensor_metadata(item: Any, max_batch_size: int) -> dict[str, Any]:
+    row = datatypes.BY_CONFIG.get(config_type(item))
+    shape = [-1, *item.dims] if max_batch_size >= 1 else list(item.dims)
+    return {"name": item.name, "datatype": row.wire if row else "", "shape": shape}
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

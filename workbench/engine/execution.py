@@ -1,0 +1,155 @@
+"""One batch in an instance, and the thread of a blocking instance."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from workbench.backends.base import Execution, Instance, InstanceSpec
+from workbench.clock import Clock
+from workbench.engine.ticket import Ticket
+from workbench.errors import BackendError, WorkbenchError
+from workbench.protocol.tensors import InferenceResponse
+from workbench.scheduling.interface import Batch
+
+if TYPE_CHECKING:
+    from workbench.engine.model import ModelVersion
+
+
+class Run:
+    """The engine's side of an ``Execution``: collects responses and brings them to the loop.
+
+    Final responses wait for the batch to end, so that a thread wakes the loop once a batch; others are sent on at once.
+    """
+
+    __slots__ = ("batch", "error", "execution", "finals", "finished", "model", "slot", "started", "tickets")
+
+    def __init__(self, model: ModelVersion, slot: InstanceSlot, batch: Batch) -> None:
+        self.model = model
+        self.slot = slot
+        self.batch = batch
+        tickets: list[Ticket] = batch.items  # type: ignore[assignment]
+        self.tickets = tickets
+        self.finals: list[InferenceResponse | None] = [None] * len(tickets)
+        self.finished = False
+        self.started = 0
+        self.error: WorkbenchError | None = None
+        self.execution = Execution(
+            [ticket.request for ticket in tickets],
+            self.respond,
+            self.finish,
+            self.is_cancelled,
+            batch.seq,
+            rows=[ticket.rows for ticket in tickets],
+            seqs=[ticket.id for ticket in tickets],
+        )
+
+    def respond(self, index: int, response: InferenceResponse) -> None:
+        """A response of the model. Thread-safe."""
+        if response.final and not self.finished:
+            if self.finals[index] is None:
+                self.finals[index] = response
+        elif self.model.core.inbox.on_loop:
+            self.model.deliver(self.tickets[index], response)
+        else:
+            self.model.core.inbox.post(self.model.deliver, self.tickets[index], response)
+
+    def finish(self, error: WorkbenchError | None) -> None:
+        """The batch has left the instance. Thread-safe; a second call does nothing."""
+        if self.finished:
+            return
+        execution = self.execution
+        if not execution.compute_end:
+            execution.compute_end = self.model.core.clock()
+        self.error = error
+        self.finished = True
+        inbox = self.model.core.inbox
+        if inbox.on_loop:
+            self.model.complete(self)
+        else:
+            inbox.post(self.model.complete, self)
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether the client has gone away. Thread-safe."""
+        return self.tickets[index].cancelled
+
+    def durations(self) -> tuple[int, int, int]:
+        """Input, infer and output durations in ns; a stamp that the backend left out counts as the one before it."""
+        execution = self.execution
+        end = execution.compute_end
+        start = execution.compute_start or end
+        input_end = execution.input_end or start
+        output_start = execution.output_start or end
+        return input_end - start, output_start - input_end, end - output_start
+
+
+class InstanceSlot:
+    """One instance of a model version as the dispatcher sees it."""
+
+    __slots__ = ("gone", "healthy", "index", "instance", "ready", "retired", "run", "runner", "spec", "why")
+
+    def __init__(self, spec: InstanceSpec, instance: Instance, clock: Clock) -> None:
+        self.spec = spec
+        self.index = spec.index
+        self.instance = instance
+        self.runner = InstanceThread(instance, spec.name, clock) if instance.kind == "thread" else None
+        self.run: Run | None = None
+        self.retired = False
+        self.ready = False
+        self.healthy = True
+        self.gone = False
+        self.why = ""
+
+    def start(self, run: Run, clock: Clock) -> None:
+        """Hands a batch to the instance; returns at once. On the loop."""
+        self.run = run
+        if self.runner is not None:
+            self.runner.put(run.execution)
+            return
+        run.execution.compute_start = clock()
+        try:
+            self.instance.start(run.execution)  # type: ignore[union-attr]
+        except WorkbenchError as error:
+            run.finish(error)
+        except Exception as error:
+            run.finish(BackendError(f"{type(error).__name__}: {error}", where=self.spec.name))
+
+    def close(self) -> None:
+        """Ends the instance and its thread. Blocks: on a closer thread, once, after its last batch."""
+        if self.runner is not None:
+            self.runner.stop()
+        self.instance.close()
+
+
+class InstanceThread:
+    """The thread on which a blocking instance executes."""
+
+    def __init__(self, instance: Instance, name: str, clock: Clock) -> None:
+        self._instance = instance
+        self._clock = clock
+        self._queue: SimpleQueue[Execution | None] = SimpleQueue()
+        self.put = self._queue.put
+        self._thread = threading.Thread(target=self._main, name=f"workbench-{name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after what it has been given. Blocks."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        get, clock, execute = self._queue.get, self._clock, self._instance.execute  # type: ignore[union-attr]
+        while (execution := get()) is not None:
+            execution.compute_start = clock()
+            error: WorkbenchError | None = None
+            try:
+                execute(execution)
+            except WorkbenchError as raised:
+                error = raised
+            except BaseException as raised:
+                hint = "".join(traceback.format_exception(raised))
+                error = BackendError(f"{type(raised).__name__}: {raised}", hint=hint)
+            execution.finish(error)
+            execution = error = None

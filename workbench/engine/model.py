@@ -1,0 +1,377 @@
+"""One loaded version of a model: its queue, its instances, its statistics. Everything here runs on the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workbench.backends.base import LoadedModel
+from workbench.engine.core import EngineCore
+from workbench.engine.execution import InstanceSlot, Run
+from workbench.engine.statistics import ModelStatistics
+from workbench.engine.ticket import OnResponse, Ticket
+from workbench.engine.timers import TimerHandle
+from workbench.engine.validation import OutputReshaper, RequestValidator, id_prefix
+from workbench.errors import (
+    Cancelled,
+    InstanceDied,
+    InternalError,
+    NotReady,
+    QueueFull,
+    TimedOut,
+    WorkbenchError,
+)
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.scheduling.dynamic import DynamicBatcher
+from workbench.scheduling.interface import Batch, RejectedItem
+from workbench.scheduling.settings import BatcherSettings, settings_from_config
+
+_BATCHES_PER_GENERATION = 1_000_000_000
+
+
+class ModelVersion:
+    """A version that can serve. Made by the loader with its instances; ``retire`` ends it.
+
+    ``config`` is the normalised message in force, ``epoch`` the configuration's number on records.
+    """
+
+    def __init__(self, core: EngineCore, name: str, version: int, config: Any, loaded: LoadedModel) -> None:
+        self.core = core
+        self.name = name
+        self.version = version
+        self.loaded = loaded
+        self.epoch = 0
+        self.generation = core.next_generation()
+        self.statistics = ModelStatistics()
+        self.slots: list[InstanceSlot] = []
+        self.next_index = 0
+        self.decoupled: bool = config.model_transaction_policy.decoupled
+        self.scheduler = DynamicBatcher(
+            settings_from_config(config), first_batch_seq=self.generation * _BATCHES_PER_GENERATION + 1
+        )
+        self._open: dict[int, Ticket] = {}
+        self._idle: deque[InstanceSlot] = deque()
+        self._order: deque[Ticket] = deque()
+        self._planned = False
+        self._timer: TimerHandle | None = None
+        self._on_empty: Callable[[], None] | None = None
+        self.adopt_config(config)
+
+    def adopt_config(self, config: Any) -> None:
+        """Makes a normalised message the one in force for checks; the scheduler is told by ``reconfigure``."""
+        self.config = config
+        self.validator = RequestValidator(config)
+        self._reshape_outputs = OutputReshaper(config)
+        self.settings: BatcherSettings = settings_from_config(config)
+
+    def reconfigure(self, config: Any, epoch: int) -> None:
+        """New settings in place: nothing that waits or runs is lost."""
+        self.adopt_config(config)
+        self.epoch = epoch
+        self.scheduler.reconfigure(self.settings, self.core.clock())
+        self.plan()
+
+    # ---- instances
+
+    def add_slot(self, slot: InstanceSlot) -> None:
+        """A new idle instance."""
+        slot.ready = True
+        self.slots.append(slot)
+        self._idle.append(slot)
+        self.plan()
+
+    def retire_slot(self, slot: InstanceSlot) -> None:
+        """Takes an instance out; it is closed after the batch that it runs."""
+        slot.retired = True
+        self.slots.remove(slot)
+        if slot.run is None:
+            if slot in self._idle:
+                self._idle.remove(slot)
+            self.core.spawn(self.core.on_closer(slot.close))
+
+    def instance_state(self, name: str, healthy: bool, why: str, gone: bool) -> None:
+        """A loop instance's process died or is back."""
+        for slot in self.slots:
+            if slot.spec.name == name:
+                slot.healthy, slot.why, slot.gone = healthy, why, gone and not healthy
+                if slot in self._idle and not healthy:
+                    self._idle.remove(slot)
+                elif healthy and slot.run is None and slot not in self._idle:
+                    self._idle.append(slot)
+                self.core.events.append(
+                    "instance", self.name, why, level="info" if healthy else "error", instance=name, healthy=healthy
+                )
+                break
+        if self.slots and all(slot.gone for slot in self.slots):
+            self._fail_waiting(lambda: InstanceDied(f"no instance of model '{self.name}' is left: {why}"))
+        self.plan()
+
+    # ---- requests
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for an instance."""
+        return self.scheduler.waiting
+
+    @property
+    def open_requests(self) -> int:
+        """Requests accepted and not yet answered to the end."""
+        return len(self._open)
+
+    def accept(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:
+        """Checks a request and queues it.
+
+        Raises:
+            InvalidRequest: the request does not fit the model.
+            QueueFull: the queue's limit is reached.
+            InstanceDied: no instance is left to run it.
+        """
+        checked = self.validator.check(request)
+        now = self.core.clock()
+        ticket = Ticket(self, request, on_response, self.core.next_seq(), checked.rows, now)
+        ticket.shape_key = checked.shape_key
+        ticket.input_set = checked.input_set
+        if checked.inputs is not request.inputs:
+            ticket.request = dataclasses.replace(request, inputs=checked.inputs)
+        if self.slots and all(slot.gone for slot in self.slots):
+            raise InstanceDied(f"no instance of model '{self.name}' is left: {self.slots[0].why}")
+        answer = self.scheduler.offer(ticket, now)
+        if type(answer) is RejectedItem:
+            raise self._refusal(request, answer)
+        self._open[ticket.id] = ticket
+        if self.settings.preserve_ordering:
+            ticket.held = []
+            self._order.append(ticket)
+        if not self._planned:
+            self._planned = True
+            self.core.loop.call_soon(self._dispatch)
+        return ticket
+
+    def _refusal(self, request: InferenceRequest, answer: RejectedItem) -> WorkbenchError:
+        text = id_prefix(request) + answer.message
+        return QueueFull(text) if answer.kind == "queue_full" else NotReady(text)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Cancels a request (1.17)."""
+        if ticket.id not in self._open or ticket.cancelled:
+            return
+        ticket.cancelled = True
+        if ticket.run is None and self.scheduler.cancel(ticket.id, self.core.clock()):
+            self._fail(ticket, Cancelled(""))
+            self.plan()
+
+    def warm_up(self, slot: InstanceSlot, requests: Sequence[InferenceRequest], on_response: OnResponse) -> None:
+        """Runs requests as one batch in an instance that does not serve yet; past the queue, but counted."""
+        now = self.core.clock()
+        tickets = [Ticket(self, request, on_response, self.core.next_seq(), 1, now) for request in requests]
+        run = Run(self, slot, Batch(-1, slot.index, list(tickets), len(tickets), "direct", now))
+        for ticket in tickets:
+            ticket.run = run
+            self._open[ticket.id] = ticket
+        slot.start(run, self.core.clock)
+
+    # ---- dispatch
+
+    def plan(self) -> None:
+        """Has the queue looked at in the loop's next round, so that what arrives together is seen together."""
+        if not self._planned:
+            self._planned = True
+            self.core.loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._planned = False
+        scheduler, idle, clock = self.scheduler, self._idle, self.core.clock
+        now = clock()
+        for rejected in scheduler.expire(now):
+            ticket = self._open.get(rejected.id)
+            if ticket is not None:
+                self._fail(ticket, TimedOut(rejected.message))
+        while idle:
+            slot = idle[0]
+            batch = scheduler.acquire(slot.index, now)
+            if batch is None:
+                break
+            idle.popleft()
+            run = Run(self, slot, batch)
+            for ticket in run.tickets:
+                ticket.run = run
+            slot.start(run, clock)
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self.scheduler.next_deadline()
+        timer = self._timer
+        if timer is not None and timer.pending:
+            if timer.deadline_ns == deadline:
+                return
+            timer.cancel()
+        self._timer = None if deadline is None else self.core.timers.call_at(deadline, self._dispatch)
+
+    def complete(self, run: Run) -> None:
+        """A batch has left its instance."""
+        core, slot = self.core, run.slot
+        now = core.clock()
+        slot.run = None
+        if slot.retired:
+            core.spawn(core.on_closer(slot.close))
+        elif slot.healthy and slot.ready:
+            self._idle.append(slot)
+        batch = run.batch
+        if batch.seq >= 0:
+            self.scheduler.complete(batch, now)
+        if not self._planned:
+            # the instance gets its next batch before clients get their answers
+            self._dispatch()
+        core.records.add_batch(
+            batch.seq, self.name, self.epoch, slot.spec.name, batch.rows, len(run.tickets), batch.reason,
+            batch.acquired, run.execution.compute_end,
+        )  # fmt: skip
+        self.statistics.recent.append((batch.rows, batch.reason))
+        answered = False
+        for index, ticket in enumerate(run.tickets):
+            response = run.finals[index]
+            if response is None:
+                if run.error is None and self.decoupled:
+                    answered = True
+                    continue
+                response = self._unanswered(ticket, run.error)
+            answered = answered or response.error is None
+            self.deliver(ticket, response)
+        if answered:
+            self.statistics.execution(batch.rows, run.durations())
+
+    def _unanswered(self, ticket: Ticket, error: WorkbenchError | None) -> InferenceResponse:
+        if error is None:
+            error = InternalError(f"model '{self.name}' ended a batch without an answer to this request")
+        return InferenceResponse(self.name, self.version, ticket.request.id, error=error)
+
+    # ---- responses
+
+    def deliver(self, ticket: Ticket, response: InferenceResponse) -> None:
+        """Sends a response on to whoever asked; a final one ends the request."""
+        if ticket.id not in self._open:
+            return
+        request = ticket.request
+        response.model_name = self.name
+        response.model_version = self.version
+        response.id = request.id
+        if response.error is not None:
+            ticket.failed = ticket.failed or response
+        else:
+            if request.outputs and response.outputs:
+                wanted = {output.name for output in request.outputs}
+                response.outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
+            if self._reshape_outputs:
+                response.outputs = [self._reshape_outputs.apply(tensor) for tensor in response.outputs]
+        if response.final:
+            self._end(ticket, response)
+        self._send(ticket, response)
+
+    def _send(self, ticket: Ticket, response: InferenceResponse) -> None:
+        if ticket.held is None:
+            self._call(ticket, response)
+            return
+        ticket.held.append(response)
+        order = self._order
+        while order and order[0].held:
+            head = order[0]
+            held, head.held = head.held, []
+            for each in held or ():
+                self._call(head, each)
+                if each.final:
+                    order.popleft()
+
+    def _call(self, ticket: Ticket, response: InferenceResponse) -> None:
+        try:
+            ticket.on_response(response)
+        except Exception as error:
+            self.core.loop.call_exception_handler({"message": "a response callback failed", "exception": error})
+
+    def _fail(self, ticket: Ticket, error: WorkbenchError) -> None:
+        self.deliver(ticket, InferenceResponse(self.name, self.version, ticket.request.id, error=error))
+
+    def _fail_waiting(self, make: Callable[[], WorkbenchError]) -> None:
+        now = self.core.clock()
+        for ticket in list(self._open.values()):
+            if ticket.run is None and self.scheduler.cancel(ticket.id, now):
+                self._fail(ticket, make())
+
+    def _end(self, ticket: Ticket, response: InferenceResponse) -> None:
+        """Statistics and the record of a request that is over."""
+        del self._open[ticket.id]
+        core, run, request = self.core, ticket.run, ticket.request
+        now = core.clock()
+        failed = ticket.failed
+        status, text = "ok", ""
+        if run is None:
+            start = input_end = output_start = compute_end = batch_seq = 0
+            batch_seq, instance = -1, ""
+        else:
+            execution = run.execution
+            start, input_end = execution.compute_start, execution.input_end
+            output_start, compute_end = execution.output_start, execution.compute_end
+            batch_seq, instance = run.batch.seq, run.slot.spec.name
+        if failed is None:
+            durations = (0, 0, 0) if run is None else run.durations()
+            self.statistics.success(ticket.rows, now - ticket.arrival, start - ticket.arrival, durations)
+        else:
+            error = failed.error
+            assert error is not None
+            # whatever a model answers with is the backend's failure, except a cancellation
+            reason = error.reason if run is None or isinstance(error, Cancelled) else "BACKEND"
+            self.statistics.failure(reason, now - ticket.arrival)
+            status, text = reason, error.message
+        core.records.add_request(
+            self.name, self.version, ticket.epoch if run is None else self.epoch, request.id, request.client,
+            request.parent_seq, request.priority, ticket.rows, "" if ticket.shape_key is None else ticket.shape_key, ticket.arrival, ticket.arrival,
+            start, input_end, output_start, compute_end, now, batch_seq, instance, status, text, ticket.id,
+        )  # fmt: skip
+        if self._on_empty is not None and not self._open:
+            self._on_empty()
+
+    # ---- the end
+
+    def drain(self) -> None:
+        """From now on what waits leaves without delay."""
+        self.scheduler.drain(self.core.clock())
+        self.plan()
+
+    async def retire(self) -> None:
+        """Waits for what is open, then closes instances and model. New requests must not reach it any more."""
+        if self._open:
+            self.scheduler.drain(self.core.clock())
+            self.plan()
+            done = self.core.loop.create_future()
+            self._on_empty = lambda: None if done.done() else done.set_result(None)
+            await done
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes instances and model now; used after ``retire`` has waited, and by a load that failed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        slots, self.slots = self.slots, []
+        self._idle.clear()
+        errors: Sequence[BaseException | None] = []
+        for slot in slots:
+            slot.retired = True
+        for slot in slots:
+            try:
+                await self.core.on_closer(slot.close)
+            except Exception as error:
+                errors = [*errors, error]
+        try:
+            await self.core.on_closer(self.loaded.close)
+        except Exception as error:
+            errors = [*errors, error]
+        for each in errors:
+            self.core.events.append("log", self.name, f"closing failed: {each}", level="warning")
+
+    def abandon(self, error: WorkbenchError) -> None:
+        """Answers everything that is open with an error: the wait for it is over."""
+        for ticket in list(self._open.values()):
+            if ticket.run is None:
+                self.scheduler.cancel(ticket.id, self.core.clock())
+            self._fail(ticket, error)

@@ -1,0 +1,99 @@
+"""What the engine is told, and what it tells of a change of configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from workbench.config.document import ConfigDocument
+
+ControlMode = Literal["none", "poll", "explicit"]
+ChangeClass = Literal["none", "live", "instances", "reload"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Options of an engine; names and meanings are tritonserver's where it has them.
+
+    ``load_models`` counts in explicit mode (``("*",)`` loads all); none and poll load all. ``backend_config`` maps a
+    backend's name to its settings. ``load_threads`` is how many models load at once. ``record_capacity`` is how many
+    requests the record ring keeps. ``lower_switch_interval`` makes Python threads hand over faster: only for a process
+    that does nothing else. ``gpus`` are the usable device numbers, None asks NVML. ``poll_s`` is how often poll mode
+    looks. ``config_name`` picks ``configs/NAME.pbtxt``.
+    """
+
+    repositories: tuple[Path, ...]
+    control_mode: ControlMode = "explicit"
+    load_models: tuple[str, ...] = ("*",)
+    auto_complete: bool = True
+    strict_readiness: bool = True
+    exit_on_error: bool = False
+    python_execution: Literal["process", "thread"] = "process"
+    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    load_threads: int = 4
+    record_capacity: int = 65536
+    lower_switch_interval: bool = False
+    gpus: tuple[int, ...] | None = None
+    poll_s: float = 15.0
+    config_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureResult:
+    """What an applied (or, in a dry run, a possible) change of configuration did.
+
+    ``change_class`` is ``live``, ``instances``, ``reload`` or ``none``; ``reasons`` say why; ``triton`` says what a
+    real Triton would do. ``diff`` is against the file on disk; ``dirty`` says whether it is not empty. ``config`` is the
+    normalised configuration as Triton's JSON.
+    """
+
+    model: str
+    epoch: int
+    change_class: str
+    reasons: tuple[str, ...]
+    triton: str
+    diff: str
+    took_ms: float
+    dirty: bool
+    config: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """A written config.pbtxt: where, and what changed (a unified diff, empty when nothing did)."""
+
+    model: str
+    path: str
+    diff: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigState:
+    """A model's configuration: applied ``document``, bytes on disk (None without a file), and the normalised form."""
+
+    document: ConfigDocument
+    saved: bytes | None
+    epoch: int
+    dirty: bool
+    effective: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The applied configuration as text."""
+        return self.document.data.decode("utf-8", "replace")
+
+    @property
+    def saved_text(self) -> str:
+        """The file as text; empty without a file."""
+        return "" if self.saved is None else self.saved.decode("utf-8", "replace")

@@ -1,0 +1,185 @@
+"""From a model directory (or an override) to the configuration that a load uses: complete, normalise, validate.
+
+Two steps, as in Triton: *polling* needs no framework and fails a load as a whole (``failed to poll from model
+repository``); *completing* asks the backend about inputs and outputs and fails one version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.backends.base import Backend, ModelContext, ModelDescription
+from workbench.config import ConfigDocument, to_json
+from workbench.config.normalize import complete_backend, normalize
+from workbench.config.validate import validate
+from workbench.engine.completion import complete_from_description
+from workbench.engine.host import ModelHost
+from workbench.engine.options import EngineOptions
+from workbench.errors import InvalidRequest, Unsupported
+from workbench.repository.models import ModelSource, select_versions
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """A model as a poll found it: ``raw`` as written, ``config`` completed as far as the core can, its versions."""
+
+    source: ModelSource
+    document: ConfigDocument
+    raw: Any
+    config: Any
+    versions: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+    overridden: bool = False
+
+
+def poll_config(
+    source: ModelSource,
+    document: ConfigDocument,
+    options: EngineOptions,
+    gpus: Sequence[int],
+    *,
+    overridden: bool = False,
+) -> Polled:
+    """Completes by file names, normalises and validates without inputs and outputs.
+
+    Raises:
+        WorkbenchError: the configuration is refused (section 10).
+    """
+    raw = document.message
+    config = document.message
+    if options.auto_complete:
+        config = complete_backend(config, source.name, first_files(source))
+    config = _settle(config, source.name, gpus, with_io=not options.auto_complete)
+    if config.name != source.name:
+        raise InvalidRequest(
+            f"unexpected directory name '{source.name}' for model '{config.name}', directory name must equal model name"
+        )
+    policy = config.version_policy if config.HasField("version_policy") else None
+    versions, missing = select_versions(tuple(source.versions), policy)
+    return Polled(source, document, raw, config, versions, missing, overridden)
+
+
+def refuse_unserved(config: Any) -> None:
+    """Refuses what this engine cannot serve yet, in clear words, instead of serving it wrongly.
+
+    Raises:
+        Unsupported: ensembles and sequence batching.
+    """
+    if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
+        raise Unsupported(f"model '{config.name}' is an ensemble, which this engine does not serve yet")
+    if config.HasField("sequence_batching"):
+        raise Unsupported(f"model '{config.name}' uses sequence_batching, which this engine does not serve yet")
+
+
+def make_context(polled: Polled, version: int, config: Any, host: ModelHost, options: EngineOptions) -> ModelContext:
+    """What a backend gets to open one version with this configuration."""
+    return ModelContext(
+        name=polled.source.name,
+        version=version,
+        config=config,
+        config_json=config_json(config),
+        model_dir=polled.source.directory,
+        version_dir=polled.source.versions.get(version, polled.source.directory / str(version)),
+        host=host,
+        backend_config=backend_settings(options.backend_config, config.backend),
+        python_execution=options.python_execution,
+    )
+
+
+def backend_settings(settings: Mapping[str, Mapping[str, str]], backend: str) -> dict[str, str]:
+    """The settings of one backend: those for all (empty name), then its own."""
+    return {**settings.get("", {}), **settings.get(backend, {})}
+
+
+def complete_io(
+    polled: Polled, version: int, backend: Backend, host: ModelHost, options: EngineOptions, gpus: Sequence[int]
+) -> Any:
+    """The configuration of one version, inputs and outputs completed by the backend, normalised and validated.
+
+    Blocks (a framework may read the model file).
+
+    Raises:
+        WorkbenchError: the file is missing or broken, or the completed configuration is refused.
+    """
+    config = type(polled.config)()
+    config.CopyFrom(polled.config)
+    if options.auto_complete:
+        context = make_context(polled, version, config, host, options)
+        completed = backend.auto_complete(context)
+        if completed is not None:
+            config = completed
+        elif not (config.input or config.batch_input) or not config.output:
+            described: ModelDescription | None = backend.describe(context)
+            if described is not None:
+                default = int(context.backend_config.get("default-max-batch-size", "4"))
+                complete_from_description(config, described, default)
+    return _settle(config, polled.source.name, gpus, with_io=True)
+
+
+def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Sequence[int]) -> Any:
+    """A normalised configuration with the top-level fields replaced in which two raw ones differ.
+
+    For edits in place: what the backend completed stays, nothing is asked again.
+
+    Raises:
+        WorkbenchError: the result is refused.
+    """
+    config = type(before)()
+    config.CopyFrom(before)
+    for field in before_raw.DESCRIPTOR.fields:
+        if _field(before_raw, field) != _field(after_raw, field):
+            config.ClearField(field.name)
+            part = type(before)()
+            part.CopyFrom(after_raw)
+            for other in part.DESCRIPTOR.fields:
+                if other.name != field.name:
+                    part.ClearField(other.name)
+            config.MergeFrom(part)
+    return _settle(config, config.name, gpus, with_io=True)
+
+
+def changed_fields(before: Any, after: Any) -> list[str]:
+    """The top-level fields in which two messages differ."""
+    return [field.name for field in before.DESCRIPTOR.fields if _field(before, field) != _field(after, field)]
+
+
+def _field(message: Any, field: Any) -> Any:
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    return list(value) if hasattr(value, "extend") else dict(value) if hasattr(value, "keys") else value
+
+
+def config_json(config: Any) -> str:
+    """A configuration as Triton's JSON text."""
+    import orjson
+
+    return orjson.dumps(to_json(config)).decode()
+
+
+def _settle(config: Any, name: str, gpus: Sequence[int], *, with_io: bool) -> Any:
+    """Normalises and validates."""
+    config = normalize(config, model_name=name, gpus=gpus)
+    validate(config, gpus=gpus, io=with_io)
+    return config
+
+
+def first_files(source: ModelSource) -> tuple[str, ...]:
+    """The names in the first version directory, by which Triton tells the backend."""
+    if not source.versions:
+        return ()
+    try:
+        return tuple(sorted(path.name for path in source.versions[min(source.versions)].iterdir()))
+    except OSError:
+        return ()
+
+
+def read_document(source: ModelSource) -> ConfigDocument:
+    """The document of a model directory; an empty one without a config.pbtxt.
+
+    Raises:
+        ConfigError: it cannot be parsed.
+    """
+    return ConfigDocument.parse(source.config_bytes or b"", str(source.config_path))

@@ -1,0 +1,122 @@
+"""What an engine is doing now, as plain data: for panels, metrics and ``GET /v2/workbench/state``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.engine.entry import ModelEntry, VersionSlot
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSnapshot:
+    """One instance: what it is, whether it is healthy (and if not, why), whether it runs a batch now."""
+
+    name: str
+    kind: str
+    device_id: int
+    healthy: bool
+    busy: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSnapshot:
+    """One model version.
+
+    ``pending`` requests wait (the gauge of section 12), ``running`` are in instances; ``oldest_ms`` is the age of the
+    oldest that waits. ``failures`` counts by reason since load. ``statistics`` is Triton's entry since load.
+    ``recent_batches`` are rows and reason of the last 64 batches, oldest first.
+    """
+
+    model: str
+    version: int
+    state: str
+    reason: str
+    config_epoch: int
+    dirty: bool
+    max_batch_size: int
+    pending: int
+    pending_rows: int
+    running: int
+    oldest_ms: float
+    instances: tuple[InstanceSnapshot, ...]
+    failures: dict[str, int]
+    statistics: dict[str, Any]
+    recent_batches: tuple[tuple[int, str], ...]
+    load_s: float
+    delay_microseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The whole engine: every known version, models whose directory cannot be read (name -> why), stalls of the loop.
+
+    ``stalls`` are the last ones as (time_ns, how long in ms); ``stall_count`` and ``stall_ms`` count all.
+    """
+
+    time_ns: int
+    wall_ms: int
+    stopping: bool
+    versions: tuple[VersionSnapshot, ...]
+    unreadable: dict[str, str]
+    stall_count: int
+    stall_ms: float
+    stalls: tuple[tuple[int, float], ...]
+    timer_lateness_us: float
+    last_record_seq: int
+    last_event_seq: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary for JSON."""
+        return asdict(self)
+
+    def version(self, model: str, version: int = -1) -> VersionSnapshot:
+        """One version's part; -1 is the highest one.
+
+        Raises:
+            KeyError: there is none.
+        """
+        found = [each for each in self.versions if each.model == model and version in (-1, each.version)]
+        if not found:
+            raise KeyError(model)
+        return max(found, key=lambda each: each.version)
+
+
+def version_snapshot(entry: ModelEntry, number: int, slot: VersionSlot, now: int) -> VersionSnapshot:
+    """The snapshot of one version; on the loop."""
+    model = slot.model
+    common: dict[str, Any] = {
+        "model": entry.name,
+        "version": number,
+        "state": slot.state,
+        "reason": slot.reason,
+        "config_epoch": entry.epoch,
+        "dirty": entry.dirty,
+        "load_s": entry.load_ns / 1e9,
+    }
+    if model is None:
+        return VersionSnapshot(
+            **common, max_batch_size=0, pending=0, pending_rows=0, running=0, oldest_ms=0.0, instances=(), failures={},
+            statistics={}, recent_batches=(), delay_microseconds=0,
+        )  # fmt: skip
+    queue = model.scheduler.statistics(now)
+    return VersionSnapshot(
+        **common,
+        max_batch_size=model.config.max_batch_size,
+        pending=queue.waiting_requests,
+        pending_rows=queue.waiting_rows,
+        running=model.open_requests - queue.waiting_requests,
+        oldest_ms=queue.oldest_age_ns / 1e6,
+        instances=tuple(
+            InstanceSnapshot(
+                each.spec.name, each.spec.kind, each.spec.device_id, each.healthy, each.run is not None, each.why
+            )
+            for each in model.slots
+        ),
+        failures={reason: count for reason, count in model.statistics.failures.items()},
+        statistics=model.statistics.to_json(entry.name, number),
+        recent_batches=tuple(model.statistics.recent),
+        delay_microseconds=model.settings.max_queue_delay_microseconds,
+    )

@@ -1,0 +1,114 @@
+"""Inference statistics to the letter of Triton's (infer_stats.cc): per request, per execution, failures by reason.
+
+All durations are nanoseconds. Each request of a batch adds the whole batch's compute durations, as in Triton.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from workbench.clock import wall_ms
+from workbench.errors import FailureReason
+
+REASONS: tuple[FailureReason, ...] = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+
+class ModelStatistics:
+    """The counters of one model version; written on the loop's thread.
+
+    They live as long as the version does: a reload starts new ones, an edit in place does not.
+    """
+
+    __slots__ = (
+        "batches",
+        "compute_infer_ns",
+        "compute_input_ns",
+        "compute_output_ns",
+        "execution_count",
+        "fail_count",
+        "fail_ns",
+        "failures",
+        "inference_count",
+        "last_inference_ms",
+        "queue_ns",
+        "recent",
+        "success_count",
+        "success_ns",
+    )
+
+    def __init__(self) -> None:
+        self.success_count = self.success_ns = 0
+        self.fail_count = self.fail_ns = 0
+        self.queue_ns = 0
+        self.compute_input_ns = self.compute_infer_ns = self.compute_output_ns = 0
+        self.inference_count = self.execution_count = 0
+        self.last_inference_ms = 0
+        self.failures: dict[FailureReason, int] = dict.fromkeys(REASONS, 0)
+        # batch size -> [count, input ns, infer ns, output ns]
+        self.batches: dict[int, list[int]] = {}
+        self.recent: deque[tuple[int, str]] = deque(maxlen=64)
+
+    def success(self, rows: int, total_ns: int, queue_ns: int, durations: tuple[int, int, int]) -> None:
+        """A request that succeeded; ``durations`` are input, infer and output of the batch it was in."""
+        self.success_count += 1
+        self.success_ns += total_ns
+        self.queue_ns += queue_ns
+        self.compute_input_ns += durations[0]
+        self.compute_infer_ns += durations[1]
+        self.compute_output_ns += durations[2]
+        self.inference_count += rows
+
+    def failure(self, reason: FailureReason, total_ns: int) -> None:
+        """A request that failed after it was accepted."""
+        self.fail_count += 1
+        self.fail_ns += total_ns
+        self.failures[reason] += 1
+
+    def execution(self, rows: int, durations: tuple[int, int, int]) -> None:
+        """A batch that was executed and did not fail as a whole."""
+        self.execution_count += 1
+        self.last_inference_ms = wall_ms()
+        row = self.batches.get(rows)
+        if row is None:
+            row = self.batches[rows] = [0, 0, 0, 0]
+        row[0] += 1
+        row[1] += durations[0]
+        row[2] += durations[1]
+        row[3] += durations[2]
+
+    def to_json(self, name: str, version: int) -> dict[str, Any]:
+        """Triton's ``model_stats`` entry (11.8)."""
+        success, fail = self.success_count, self.fail_count
+        return {
+            "name": name,
+            "version": str(version),
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {
+                "success": _pair(success, self.success_ns),
+                "fail": _pair(fail, self.fail_ns),
+                "queue": _pair(success, self.queue_ns),
+                "compute_input": _pair(success, self.compute_input_ns),
+                "compute_infer": _pair(success, self.compute_infer_ns),
+                "compute_output": _pair(success, self.compute_output_ns),
+                "cache_hit": _pair(0, 0),
+                "cache_miss": _pair(0, 0),
+            },
+            "response_stats": {},
+            "batch_stats": [
+                {
+                    "batch_size": size,
+                    "compute_input": _pair(count, input_ns),
+                    "compute_infer": _pair(count, infer_ns),
+                    "compute_output": _pair(count, output_ns),
+                }
+                for size, (count, input_ns, infer_ns, output_ns) in sorted(self.batches.items())
+            ],
+            "memory_usage": [],
+        }
+
+
+def _pair(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}

@@ -1,0 +1,44 @@
+"""An accepted request on its way, from the queue to its last response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.scheduling.interface import Item
+
+if TYPE_CHECKING:
+    from workbench.engine.execution import Run
+    from workbench.engine.model import ModelVersion
+
+OnResponse = Callable[[InferenceResponse], None]
+
+
+class Ticket(Item):
+    """A request that was accepted. ``id`` is the ``seq`` of its record.
+
+    ``cancel`` ends it: at once with a CANCELLED response while it waits; when it runs already, the model is told and
+    answers when it likes.
+    """
+
+    __slots__ = ("arrival", "cancelled", "epoch", "failed", "held", "model", "on_response", "request", "run")
+
+    def __init__(
+        self, model: ModelVersion, request: InferenceRequest, on_response: OnResponse, seq: int, rows: int, now: int
+    ) -> None:
+        Item.__init__(self, seq, rows, request.priority, now, request.timeout)
+        self.model = model
+        self.request = request
+        self.on_response = on_response
+        self.arrival = now
+        self.epoch = model.epoch
+        self.run: Run | None = None
+        self.cancelled = False
+        self.failed: InferenceResponse | None = None
+        # responses kept back for preserve_ordering; None when the order does not matter
+        self.held: list[InferenceResponse] | None = None
+
+    def cancel(self) -> None:
+        """Cancels the request. On the loop's thread; nothing happens when it has ended."""
+        self.model.cancel(self)

@@ -1,0 +1,124 @@
+"""Files of a model directory: what they are, whether they changed, and which paths may be touched.
+
+A model's fingerprint is split the way Triton decides between a reload and an in-place update (model_repository_manager
+``IsModified``): the configuration, each version directory, and everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import InvalidRequest
+
+EXAMPLE_INPUTS = ("example_inputs.json", "example_inputs")
+"""Files that say what to send to a model; changing them is no reload (DESIGN 5)."""
+
+_SKIPPED = {"__pycache__", ".ipynb_checkpoints", ".git"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a model directory looked like: digests over names, sizes and modification times, not over contents.
+
+    ``versions`` maps a version to the digest of its directory, as sorted pairs.
+    """
+
+    config: str
+    versions: tuple[tuple[int, str], ...]
+    others: str
+
+    def version(self, number: int) -> str:
+        """The digest of one version directory, empty when there is none."""
+        return dict(self.versions).get(number, "")
+
+
+def walk(directory: Path) -> Iterator[Path]:
+    """Every file below a directory, sorted; caches and version control left out."""
+    for root, folders, files in os.walk(directory, followlinks=True):
+        folders[:] = sorted(folder for folder in folders if folder not in _SKIPPED)
+        for name in sorted(files):
+            yield Path(root) / name
+
+
+def stat_digest(paths: Iterator[Path] | list[Path], base: Path) -> str:
+    """A digest over (relative name, size, modification time) of files; a vanished file counts as absent."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        digest.update(
+            f"{path.relative_to(base)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+        )
+    return digest.hexdigest()
+
+
+def fingerprint(directory: Path, versions: dict[int, Path], config: Path | None) -> Fingerprint:
+    """The fingerprint of a model directory."""
+    folders = {path.name for path in versions.values()}
+    others = [
+        path
+        for path in walk(directory)
+        if (top := path.relative_to(directory).parts[0]) not in folders
+        and top not in EXAMPLE_INPUTS
+        and top not in ("config.pbtxt", "configs")
+    ]
+    return Fingerprint(
+        config="" if config is None else stat_digest([config], config.parent),
+        versions=tuple((number, stat_digest(walk(path), path)) for number, path in sorted(versions.items())),
+        others=stat_digest(others, directory),
+    )
+
+
+def content_hash(directory: Path) -> str:
+    """SHA-256 over the names and contents of every file of a model directory, example inputs and config.pbtxt left out.
+
+    It identifies a model's weights and code in run keys and provenance, whatever its configuration and location.
+    """
+    digest = hashlib.sha256()
+    for path in walk(directory):
+        relative = path.relative_to(directory)
+        if relative.parts[0] in EXAMPLE_INPUTS or relative.parts[0] in ("config.pbtxt", "configs"):
+            continue
+        digest.update(str(relative).encode("utf-8", "surrogateescape") + b"\0")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def inside(base: Path, relative: str) -> Path | None:
+    """The path named by ``relative`` below ``base``, links resolved; None if it leads out of ``base``."""
+    root = base.resolve()
+    path = (root / relative).resolve()
+    return path if path != root and path.is_relative_to(root) else None
+
+
+def write_override_files(directory: Path, files: dict[str, bytes]) -> None:
+    """Writes the files of a load with ``file:`` parameters (7.10); the directory then is the model's.
+
+    Keys are paths inside the model directory, with or without the ``file:`` prefix.
+
+    Raises:
+        InvalidRequest: a path leads outside, or needs a directory where a file is (Triton's texts).
+    """
+    root = directory.resolve()
+    for key, data in files.items():
+        relative = key.removeprefix("file:")
+        name = f"file:{relative}"
+        path = (root / relative.lstrip("/")).resolve()
+        if path == root or not path.is_relative_to(root):
+            raise InvalidRequest(
+                f"Invalid file parameter '{name}' with normalized path '{path}' must stay within model directory."
+            )
+        if path.parent.exists() and not path.parent.is_dir():
+            raise InvalidRequest(f"Invalid file parameter '{name}', directory has been created as a file")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            raise InvalidRequest(f"Invalid file parameter '{name}', {error.strerror or error}") from error
