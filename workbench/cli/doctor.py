@@ -14,12 +14,27 @@ from typing import Any
 SUMMARY = "Says which backends and devices work here, and what to install for the others."
 EXAMPLE = "workbench doctor --json"
 
-_PACKAGES = ("numpy", "onnxruntime", "tritonclient", "grpcio", "protobuf", "uvloop", "bokeh", "ipywidgets", "anywidget", "pandas")
+_PACKAGES = (
+    "numpy",
+    "onnxruntime",
+    "tritonclient",
+    "grpcio",
+    "protobuf",
+    "uvloop",
+    "bokeh",
+    "ipywidgets",
+    "anywidget",
+    "pandas",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``doctor``."""
-    parser.add_argument("--json", action="store_true", help='JSON: {"backends": {NAME: {"works", "version", "device", "why", "install"}}, ...}')
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help='JSON: {"backends": {NAME: {"works", "version", "device", "why", "install"}}, ...}',
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,7 +46,14 @@ def run(args: argparse.Namespace) -> int:
     from workbench.cli.tables import print_table
 
     rows = [
-        (name, "works" if entry["works"] else "does not work", entry["version"], entry["device"], entry["why"], entry["install"])
+        (
+            name,
+            "works" if entry["works"] else "does not work",
+            entry["version"],
+            entry["device"],
+            entry["why"],
+            entry["install"],
+        )
         for name, entry in report["backends"].items()
     ]
     print_table(("backend", "", "version", "device", "why not", "install"), rows, title="Backends")
@@ -93,4 +115,8 @@ def _onnxruntime() -> dict[str, Any]:
 
 
 def _python() -> dict[str, Any]:
-    return _entry(True, platform.python_version(), "CPU", "", "") if sys.executable else _entry(False, "", "", "no interpreter to start a model with", "")
+    return (
+        _entry(True, platform.python_version(), "CPU", "", "")
+        if sys.executable
+        else _entry(False, "", "", "no interpreter to start a model with", "")
+    )

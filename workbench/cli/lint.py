@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``lint``."""
     parser.add_argument("path", metavar="PATH", help="a config.pbtxt, a model directory or a repository")
     parser.add_argument("--fix", action="store_true", help="apply the fixes that are offered")
-    parser.add_argument("--triton-release", default="25.03", metavar="R", help="what the file is meant for (default: %(default)s)")
+    parser.add_argument(
+        "--triton-release", default="25.03", metavar="R", help="what the file is meant for (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="findings as JSON")
 
 
@@ -30,11 +32,19 @@ def run(args: argparse.Namespace) -> int:
     root = Path(args.path)
     files = list(config_files(root))
     if not files:
-        raise NotFound(f"no config.pbtxt at {root}", where=str(root), hint="give a config.pbtxt, a model directory or a repository")
+        raise NotFound(
+            f"no config.pbtxt at {root}", where=str(root), hint="give a config.pbtxt, a model directory or a repository"
+        )
     report = []
     for path in files:
         findings = check(path, args.triton_release, fix=args.fix)
-        report.append({"path": str(path), "ok": not any(f.severity == "error" for f in findings), "findings": [_json(f) for f in findings]})
+        report.append(
+            {
+                "path": str(path),
+                "ok": not any(f.severity == "error" for f in findings),
+                "findings": [_json(f) for f in findings],
+            }
+        )
         if not args.json:
             _print(path, findings)
     failed = sum(1 for entry in report if not entry["ok"])
@@ -42,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"files": report}, indent=2, ensure_ascii=False))
     else:
         total = sum(len(entry["findings"]) for entry in report)  # type: ignore[misc, arg-type]
-        print(f"{len(report)} file{'s' * (len(report) != 1)}, {total} finding{'s' * (total != 1)}, {failed} with errors")
+        print(
+            f"{len(report)} file{'s' * (len(report) != 1)}, {total} finding{'s' * (total != 1)}, {failed} with errors"
+        )
     return 1 if failed else 0
 
 

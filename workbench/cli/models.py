@@ -29,7 +29,10 @@ def run(args: argparse.Namespace) -> int:
 
     built = build(Path(args.to), models=args.model, progress=say, force=args.force)
     if args.json:
-        rows = [{"name": m.name, "path": str(m.path), "built": m.built, "bytes": m.size, "licence": m.licence} for m in built]
+        rows = [
+            {"name": m.name, "path": str(m.path), "built": m.built, "bytes": m.size, "licence": m.licence}
+            for m in built
+        ]
         print(json.dumps(rows, indent=2))
     else:
         for model in built:

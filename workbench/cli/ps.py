@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 SUMMARY = "Lists the servers of the workbench that run on this machine."
 EXAMPLE = "workbench ps --json"
@@ -19,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from workbench.server import runtime
 
     shown = ("name", "pid", "http", "metrics", "control_mode", "detached", "started", "repositories")
-    servers = [{key: entry.get(key) for key in shown} for entry in runtime.list_servers()]
+    servers = [{key: getattr(info, key) for key in shown} for info in runtime.list_servers()]
     if args.json:
         print(json.dumps(servers, indent=2))
         return 0
@@ -28,8 +29,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from workbench.cli.tables import print_table
 
-    rows = [
-        (s["name"], s["pid"], s["http"], s["control_mode"], "detached" if s["detached"] else "owned", s["started"], ", ".join(s["repositories"] or ()))
+    rows: list[tuple[Any, ...]] = [
+        (
+            s["name"],
+            s["pid"],
+            s["http"],
+            s["control_mode"],
+            "detached" if s["detached"] else "owned",
+            s["started"],
+            ", ".join(s["repositories"]),
+        )
         for s in servers
     ]
     print_table(("name", "pid", "address", "control mode", "life", "started", "repositories"), rows)

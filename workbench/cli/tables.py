@@ -14,7 +14,9 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
 
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, header in enumerate(headers):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) and not isinstance(row[index], bool) for row in rows)
+        numeric = bool(rows) and all(
+            isinstance(row[index], int | float) and not isinstance(row[index], bool) for row in rows
+        )
         table.add_column(header, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))

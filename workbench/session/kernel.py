@@ -109,7 +109,7 @@ class Engine(Server):
         return ConfigView(
             model=model,
             text=state.document.data.decode("utf-8", "replace"),
-            saved_text=state.saved.decode("utf-8", "replace"),
+            saved_text=(state.saved or b"").decode("utf-8", "replace"),
             effective=state.effective,
             epoch=state.epoch,
             dirty=state.dirty,

@@ -31,7 +31,11 @@ def repositories(path: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
     for item in paths:
         resolved = Path(item).expanduser().resolve()
         if not resolved.is_dir():
-            raise NotFound(f"no model repository at {item}", where=str(resolved), hint="give the directory that holds the model directories")
+            raise NotFound(
+                f"no model repository at {item}",
+                where=str(resolved),
+                hint="give the directory that holds the model directories",
+            )
         out.append(resolved)
     return tuple(out)
 
@@ -68,13 +72,18 @@ def serve(
     paths = repositories(path)
     key = tuple(str(item) for item in paths)
     known = _OPEN.get(key)
-    if known is not None and not known._closed and (name is None or name == known.name) and _answers(known):
+    if known is not None and not known.closed and (name is None or name == known.name) and _answers(known):
         return known
-    chosen = name or _free_name(paths[0].name)
-    if name is not None and _is_running(name):
+    chosen = runtime.free_name(paths[0].name) if name is None else runtime.check_name(name)
+    if name is not None and runtime.read(name) is not None:
         raise InvalidRequest(f"a server named {name!r} runs already", hint=f"wb.attach({name!r}), or give another name")
     arguments = [f"--model-repository={item}" for item in paths]
-    arguments += [f"--http-port={http_port}", "--metrics-port=0", f"--model-control-mode={control_mode}", "--exit-on-error=false"]
+    arguments += [
+        f"--http-port={http_port}",
+        "--metrics-port=0",
+        f"--model-control-mode={control_mode}",
+        "--exit-on-error=false",
+    ]
     if control_mode == "explicit":
         arguments += [f"--load-model={model}" for model in models]
     arguments += [f"--{flag}={value}" for flag, value in (options or {}).items()]
@@ -90,11 +99,10 @@ def attach(name: str) -> WorkbenchServer:
     Raises:
         NotFound: none has that name; the text lists those that run.
     """
-    try:
-        found = runtime.read(name)
-    except NotFound as error:
-        running = ", ".join(sorted(str(entry["name"]) for entry in runtime.list_servers())) or "none"
-        raise NotFound(f"no server named {name!r} runs here", hint=f"running: {running}") from error
+    found = runtime.read(name)
+    if found is None:
+        running = ", ".join(info.name for info in runtime.list_servers()) or "none"
+        raise NotFound(f"no server named {name!r} runs here", hint=f"running: {running}")
     return _open(found, None)
 
 
@@ -112,7 +120,19 @@ def connect(url: str, *, token: str | None = None) -> Server:
     if token is not None:
         control = ControlClient(url, token)
         about = control.capabilities()
-        found = {"http": url, "name": about.get("name", url), "token": token, **about}
+        # Its paths and process are on another machine, so they are not taken over.
+        found = runtime.ServerInfo(
+            name=str(about.get("name", url)),
+            pid=0,
+            http=url,
+            metrics="",
+            repositories=(),
+            token=token,
+            started="",
+            detached=True,
+            version=str(about.get("workbench", "")),
+            control_mode=str(about.get("control_mode", "")),
+        )
         return WorkbenchServer(HttpClient(url), control, found)
     client = connect_client(url)
     if not client.is_live():
@@ -121,28 +141,12 @@ def connect(url: str, *, token: str | None = None) -> Server:
     return TritonServer(client, url=url)
 
 
-def _open(found: Mapping[str, Any], process: OwnedProcess | None) -> WorkbenchServer:
-    url = str(found["http"])
-    return WorkbenchServer(HttpClient(url), ControlClient(url, str(found["token"])), found, process)
+def _open(found: runtime.ServerInfo, process: OwnedProcess | None) -> WorkbenchServer:
+    return WorkbenchServer(HttpClient(found.http), ControlClient(found.http, found.token), found, process)
 
 
 def _answers(server: WorkbenchServer) -> bool:
     try:
-        return bool(server._client.is_live())
+        return server.is_live()
     except ConnectionFailed:
         return False
-
-
-def _is_running(name: str) -> bool:
-    return any(entry["name"] == name for entry in runtime.list_servers())
-
-
-def _free_name(stem: str) -> str:
-    taken = {str(entry["name"]) for entry in runtime.list_servers()}
-    base = re.sub(r"[^A-Za-z0-9_.-]", "_", stem) or "server"
-    if base not in taken:
-        return base
-    number = 2
-    while f"{base}-{number}" in taken:
-        number += 1
-    return f"{base}-{number}"

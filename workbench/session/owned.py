@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from workbench.clock import monotonic_ns, sleep
-from workbench.errors import LoadFailed, NotFound
+from workbench.errors import LoadFailed
 from workbench.server import runtime
 
 
@@ -43,7 +42,9 @@ class OwnedProcess:
             self._process.wait()
 
 
-def launch(arguments: Sequence[str], *, name: str, detached: bool, timeout_s: float) -> tuple[Mapping[str, Any], OwnedProcess | None]:
+def launch(
+    arguments: Sequence[str], *, name: str, detached: bool, timeout_s: float
+) -> tuple[runtime.ServerInfo, OwnedProcess | None]:
     """Starts ``python -m workbench.server`` and waits until it is ready.
 
     Returns:
@@ -77,10 +78,9 @@ def launch(arguments: Sequence[str], *, name: str, detached: bool, timeout_s: fl
     owned = None if detached else OwnedProcess(process, write_fd)
     deadline = monotonic_ns() + int(timeout_s * 1e9)
     while True:
-        try:
-            return runtime.read(name), owned
-        except NotFound:
-            pass
+        info = runtime.read(name)
+        if info is not None and info.pid == process.pid:
+            return info, owned
         code = process.poll()
         if code is not None or monotonic_ns() > deadline:
             if owned is not None:

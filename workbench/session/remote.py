@@ -11,6 +11,7 @@ from workbench.client import ControlClient, TritonClient
 from workbench.config import ConfigDocument, Edit, change_class, from_json, to_json, to_text
 from workbench.errors import InvalidRequest, NotFound, Unsupported
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.server.runtime import ServerInfo
 from workbench.session.owned import OwnedProcess
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
@@ -23,6 +24,14 @@ class ClientServer(Server):
         self._client = client
         self.url = url
         self.name = name
+
+    def is_live(self) -> bool:
+        """Whether it answers.
+
+        Raises:
+            ConnectionFailed: nothing is there.
+        """
+        return self._client.is_live()
 
     def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Triton's repository index."""
@@ -72,17 +81,17 @@ class WorkbenchServer(ClientServer):
     kind = "process"
 
     def __init__(
-        self, client: TritonClient, control: ControlClient, runtime: Mapping[str, Any], process: OwnedProcess | None = None
+        self, client: TritonClient, control: ControlClient, info: ServerInfo, process: OwnedProcess | None = None
     ) -> None:
-        super().__init__(client, url=str(runtime["http"]), name=str(runtime["name"]))
+        super().__init__(client, url=info.http, name=info.name)
         self._control = control
-        self._runtime = dict(runtime)
+        self._info = info
         self._process = process
 
     @property
     def pid(self) -> int:
         """The process that serves."""
-        return int(self._runtime["pid"])
+        return self._info.pid
 
     @property
     def owned(self) -> bool:
@@ -92,22 +101,22 @@ class WorkbenchServer(ClientServer):
     @property
     def metrics_url(self) -> str:
         """Where Prometheus metrics are; empty when they are off."""
-        return str(self._runtime.get("metrics", ""))
+        return self._info.metrics
 
     @property
     def token(self) -> str:
         """The bearer token of the control plane."""
-        return str(self._runtime["token"])
+        return self._info.token
 
     @property
     def control_mode(self) -> str:
         """``none``, ``poll`` or ``explicit``."""
-        return str(self._runtime.get("control_mode", ""))
+        return self._info.control_mode
 
     @property
     def repository_paths(self) -> tuple[Path, ...]:
         """The model repositories that it serves."""
-        return tuple(Path(path) for path in self._runtime.get("repositories", ()))
+        return tuple(Path(path) for path in self._info.repositories)
 
     def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads or reloads a model; the control plane allows it in every control mode."""
@@ -198,27 +207,29 @@ class TritonServer(ClientServer):
 
     def state(self) -> dict[str, Any]:
         """Pieced together from configurations and statistics: no instances, no pending requests, no batches."""
-        models = []
+        versions = []
         statistics = {entry["name"]: entry for entry in self.statistics().get("model_stats", ())}
         for entry in self.repository_index():
             if entry.get("state") != "READY":
                 continue
             config = self.model_config(entry["name"])
-            inference = statistics.get(entry["name"], {}).get("inference_stats", {})
-            models.append(
+            known = statistics.get(entry["name"], {})
+            versions.append(
                 {
-                    "name": entry["name"],
+                    "model": entry["name"],
                     "version": entry.get("version", ""),
-                    "state": entry.get("state", ""),
+                    "state": "READY",
                     "backend": config.get("backend") or config.get("platform", ""),
                     "max_batch_size": int(config.get("max_batch_size", 0)),
                     "batching": scheduling_choice(config),
                     "config_epoch": self._epochs.get(entry["name"], 0),
-                    "counters": {"success": int(inference.get("success", {}).get("count", 0))},
-                    "failures": {"OTHER": int(inference.get("fail", {}).get("count", 0))},
+                    "dirty": entry["name"] in self._originals,
+                    "statistics": known,
+                    # Triton's statistics count failures, not their reasons.
+                    "failures": {"OTHER": int(known.get("inference_stats", {}).get("fail", {}).get("count", 0))},
                 }
             )
-        return {"models": models, "server": self._metadata, "remote": True}
+        return {"versions": versions, "release": self.release}
 
     def config(self, model: str) -> ConfigView:
         """The loaded configuration; a remote server does not give its file."""
@@ -235,7 +246,9 @@ class TritonServer(ClientServer):
 
     def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
         before = self.model_config(model)
-        document = ConfigDocument.parse(to_text(from_json(before)).encode(), path=f"{self.url}/v2/models/{model}/config")
+        document = ConfigDocument.parse(
+            to_text(from_json(before)).encode(), path=f"{self.url}/v2/models/{model}/config"
+        )
         edited = document.edit(list(edits))
         change = change_class(document.message, edited.message)
         result = ConfigureResult(
@@ -260,7 +273,15 @@ class TritonServer(ClientServer):
         after = self.model_config(model)
         took = (monotonic_ns() - started) / 1e6
         return ConfigureResult(
-            model, result.epoch, "reload", result.reasons, result.triton, result.diff, took, after != self._originals[model], after
+            model,
+            result.epoch,
+            "reload",
+            result.reasons,
+            result.triton,
+            result.diff,
+            took,
+            after != self._originals[model],
+            after,
         )
 
     def _override(self, model: str, config: Mapping[str, Any]) -> None:
@@ -286,13 +307,21 @@ class TritonServer(ClientServer):
             self._epochs[model] = self._epochs.get(model, 0) + 1
         self._originals.pop(model, None)
         after = self.model_config(model)
-        diff = ConfigDocument.parse(to_text(from_json(before)).encode()).diff(ConfigDocument.parse(to_text(from_json(after)).encode()))
-        return ConfigureResult(model, self._epochs.get(model, 0), "reload" if diff else "none", (), "", diff, 0.0, False, after)
+        diff = ConfigDocument.parse(to_text(from_json(before)).encode()).diff(
+            ConfigDocument.parse(to_text(from_json(after)).encode())
+        )
+        return ConfigureResult(
+            model, self._epochs.get(model, 0), "reload" if diff else "none", (), "", diff, 0.0, False, after
+        )
 
 
 def scheduling_choice(config: Mapping[str, Any]) -> str:
     """The scheduler of a configuration in a word: ``dynamic``, ``sequence``, ``ensemble`` or empty."""
-    for key, word in (("dynamic_batching", "dynamic"), ("sequence_batching", "sequence"), ("ensemble_scheduling", "ensemble")):
+    for key, word in (
+        ("dynamic_batching", "dynamic"),
+        ("sequence_batching", "sequence"),
+        ("ensemble_scheduling", "ensemble"),
+    ):
         if config.get(key) is not None and key in config:
             return word
     return ""

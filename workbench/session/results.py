@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(header), *(len(row[i]) for row in rows)) if rows else len(header) for i, header in enumerate(headers)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in (headers, *rows)]
+    widths = [
+        max(len(header), *(len(row[i]) for row in rows)) if rows else len(header) for i, header in enumerate(headers)
+    ]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (headers, *rows)
+    ]
     return "\n".join(lines)
 
 
@@ -54,7 +59,10 @@ class Result(Mapping[str, NDArray[Any]]):
         return len(self._arrays)
 
     def __repr__(self) -> str:
-        rows = [(tensor.name, tensor.datatype, str(list(tensor.shape)), _preview(tensor.data)) for tensor in self.response.outputs]
+        rows = [
+            (tensor.name, tensor.datatype, str(list(tensor.shape)), _preview(tensor.data))
+            for tensor in self.response.outputs
+        ]
         head = f"{self.response.model_name} version {self.response.model_version}"
         return f"{head}\n{_table(('output', 'datatype', 'shape', 'data'), rows)}"
 
@@ -69,7 +77,11 @@ def _element(item: Any) -> str:
     if isinstance(item, bytes):
         text = item.decode("utf-8", "replace")
         return repr(text if len(text) <= 24 else text[:23] + "…")
-    return f"{item:.4g}" if isinstance(item, float) or getattr(item, "dtype", None) is not None and item.dtype.kind == "f" else str(item)
+    return (
+        f"{item:.4g}"
+        if isinstance(item, float) or (getattr(item, "dtype", None) is not None and item.dtype.kind == "f")
+        else str(item)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,9 @@ class ModelTable(Sequence[ModelRow]):
         if isinstance(key, str):
             found = [row for row in self._rows if row.name == key]
             if not found:
-                raise KeyError(f"no model {key!r}; there are {', '.join(sorted({row.name for row in self._rows})) or 'none'}")
+                raise KeyError(
+                    f"no model {key!r}; there are {', '.join(sorted({row.name for row in self._rows})) or 'none'}"
+                )
             return found[-1]
         return self._rows[key]
 
@@ -138,7 +152,11 @@ class ModelTable(Sequence[ModelRow]):
                 row.backend,
                 str(row.max_batch_size),
                 row.batching,
-                "?" if row.instances < 0 else str(row.instances) if row.healthy == row.instances else f"{row.healthy}/{row.instances} healthy",
+                "?"
+                if row.instances < 0
+                else str(row.instances)
+                if row.healthy == row.instances
+                else f"{row.healthy}/{row.instances} healthy",
                 "edited, not saved" if row.dirty else "",
                 row.reason.strip().splitlines()[0][:80] if row.reason.strip() else "",
             )
@@ -170,7 +188,13 @@ class Statistics(dict[str, Any]):
                 "executions": int(entry.get("execution_count", 0)),
             }
             row["mean_batch"] = row["inferences"] / row["executions"] if row["executions"] else float("nan")
-            for column, key in (("request", "success"), ("queue", "queue"), ("compute_input", "compute_input"), ("compute_infer", "compute_infer"), ("compute_output", "compute_output")):
+            for column, key in (
+                ("request", "success"),
+                ("queue", "queue"),
+                ("compute_input", "compute_input"),
+                ("compute_infer", "compute_infer"),
+                ("compute_output", "compute_output"),
+            ):
                 part = inference.get(key, {})
                 count = int(part.get("count", 0))
                 row[f"{column}_ms"] = int(part.get("ns", 0)) / count / 1e6 if count else float("nan")

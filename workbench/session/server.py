@@ -13,7 +13,14 @@ import numpy as np
 from workbench.config import Edit, parse_edit
 from workbench.errors import InvalidRequest, Unsupported
 from workbench.protocol.datatypes import BY_WIRE
-from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor, as_bytes_array
+from workbench.protocol.tensors import (
+    InferenceRequest,
+    InferenceResponse,
+    Parameter,
+    RequestedOutput,
+    Tensor,
+    as_bytes_array,
+)
 from workbench.session.results import ConfigureResult, ConfigView, ModelRow, ModelTable, Result, SaveResult, Statistics
 
 if TYPE_CHECKING:
@@ -43,7 +50,9 @@ def as_edits(edits: Iterable[EditLike], fields: Mapping[str, Any]) -> list[Edit]
             out.append(Edit.from_json(edit))
         else:
             out.append(edit)
-    out += [Edit(path.replace("__", "."), "remove" if value is None else "set", value) for path, value in fields.items()]
+    out += [
+        Edit(path.replace("__", "."), "remove" if value is None else "set", value) for path, value in fields.items()
+    ]
     return out
 
 
@@ -96,8 +105,8 @@ class Server(ABC):
 
     def models(self) -> ModelTable:
         """What is in the repository, and how it is."""
-        details = {(entry["name"], str(entry.get("version", ""))): entry for entry in self.state().get("models", ())}
-        by_name = {entry["name"]: entry for entry in details.values()}
+        details = {(entry["model"], str(entry["version"])): entry for entry in self.state().get("versions", ())}
+        by_name = {entry["model"]: entry for entry in details.values()}
         rows = []
         for entry in self.repository_index():
             version = str(entry.get("version", ""))
@@ -156,7 +165,11 @@ class Server(ABC):
 
     def _tensors(self, model: str, inputs: Mapping[str, Any]) -> list[Tensor]:
         if not isinstance(inputs, Mapping):
-            raise InvalidRequest("inputs must be a mapping from input name to array", where=f"infer({model!r}, ...)", hint="write {'INPUT': array}")
+            raise InvalidRequest(
+                "inputs must be a mapping from input name to array",
+                where=f"infer({model!r}, ...)",
+                hint="write {'INPUT': array}",
+            )
         declared: dict[str, str] = {}
         if any(not isinstance(value, np.ndarray | Tensor) for value in inputs.values()):
             declared = {entry["name"]: entry["datatype"] for entry in self.model_metadata(model).get("inputs", ())}
@@ -183,12 +196,16 @@ class Server(ABC):
         """
         wanted = as_edits(edits, fields)
         if not wanted:
-            raise InvalidRequest("nothing to configure", where=f"configure({model!r})", hint='give edits such as "max_batch_size=8"')
+            raise InvalidRequest(
+                "nothing to configure", where=f"configure({model!r})", hint='give edits such as "max_batch_size=8"'
+            )
         return self._configure(model, wanted, dry_run)
 
     def save(self, model: str) -> SaveResult:
         """Writes the applied configuration to config.pbtxt, atomically; gives the diff that was written."""
-        raise Unsupported(f"{self._who()} does not write config.pbtxt files", hint="export the tuned repository instead")
+        raise Unsupported(
+            f"{self._who()} does not write config.pbtxt files", hint="export the tuned repository instead"
+        )
 
     def revert(self, model: str) -> ConfigureResult:
         """Applies the configuration as the file has it."""
@@ -237,13 +254,17 @@ class Server(ABC):
                 return repository / model
         return None
 
-    def profile(self, model: str, *, concurrency: int | None = None, rate: float | None = None, **options: Any) -> Point:
+    def profile(
+        self, model: str, *, concurrency: int | None = None, rate: float | None = None, **options: Any
+    ) -> Point:
         """Measures one load point: a closed loop of ``concurrency`` clients, or an open loop of ``rate`` requests/s."""
         from workbench.session.measuring import profile
 
         return profile(self, model, concurrency=concurrency, rate=rate, **options)
 
-    def sweep(self, model: str, grid: Mapping[str, Sequence[Any]] | None = None, *, wait: bool = True, **options: Any) -> SweepResult | SweepJob:
+    def sweep(
+        self, model: str, grid: Mapping[str, Sequence[Any]] | None = None, *, wait: bool = True, **options: Any
+    ) -> SweepResult | SweepJob:
         """Measures a grid of configurations × loads, applied live; the configuration is restored at the end.
 
         ``server.sweep("m", {"dynamic_batching.max_queue_delay_microseconds": [0, 500]}, concurrency=[1, 8])``. With
@@ -289,6 +310,11 @@ class Server(ABC):
     def close(self) -> None:
         """Lets go of the server: ends it if it is owned. May be called twice."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._closed
+
     def __enter__(self) -> Server:
         return self
 
@@ -308,7 +334,7 @@ class Server(ABC):
 
 def _row(entry: Mapping[str, str], known: Mapping[str, Any]) -> ModelRow:
     instances = known.get("instances")
-    counters = known.get("counters", {})
+    success = known.get("statistics", {}).get("inference_stats", {}).get("success", {})
     return ModelRow(
         name=entry["name"],
         version=str(entry.get("version", "")),
@@ -322,7 +348,7 @@ def _row(entry: Mapping[str, str], known: Mapping[str, Any]) -> ModelRow:
         pending=int(known.get("pending", 0)),
         epoch=int(known.get("config_epoch", 0)),
         dirty=bool(known.get("dirty", False)),
-        success=int(counters.get("success", 0)),
+        success=int(success.get("count", 0)),
         failures=int(sum(known.get("failures", {}).values())),
     )
 
@@ -341,7 +367,9 @@ def _tensor(name: str, value: Any, datatype: str) -> Tensor:
     try:
         array = np.asarray(value, dtype=row.numpy)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidRequest(f"input {name!r} cannot be made {datatype}: {error}", where=f"value {value!r:.80}") from error
+        raise InvalidRequest(
+            f"input {name!r} cannot be made {datatype}: {error}", where=f"value {value!r:.80}"
+        ) from error
     return Tensor(name, row.wire, tuple(array.shape), array)
 
 
@@ -350,4 +378,3 @@ def config_json(config: Mapping[str, Any] | str | None) -> str | None:
     if config is None or isinstance(config, str):
         return config
     return json.dumps(config)
-

@@ -169,7 +169,10 @@ class SessionState:
     # -- telling --------------------------------------------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls ``callback`` (on the poll thread) after each poll, at most ten times a second; gives the way to stop it."""
+        """Calls ``callback`` (on the poll thread) after each poll, at most ten times a second.
+
+        Gives the way to stop it.
+        """
         with self._lock:
             key = next(self._ids)
             self._subscribers[key] = callback
@@ -253,10 +256,10 @@ class SessionState:
 
     def start_sweep(self, model: str, grid: Mapping[str, Any], **options: Any) -> SweepJob:
         """Starts a sweep in the background."""
-        job: Any = self.server.sweep(model, grid, wait=False, **options)
+        job: SweepJob = self.server.sweep(model, grid, wait=False, **options)  # type: ignore[assignment]
         with self._lock:
             self.sweeps.append(job)
-        return job  # type: ignore[no-any-return]
+        return job
 
     def close(self) -> None:
         """Stops the threads and any sweep; subscribers are told no more."""
@@ -288,7 +291,12 @@ def _device_row(now: int, devices: Any) -> tuple[float, float, float, float]:
     utilisation = float(np.mean([gpu.get("utilization", 0.0) or 0.0 for gpu in gpus])) if gpus else float("nan")
     cpu = devices.get("cpu", {})
     memory = devices.get("memory", {})
-    return (float(now), float(cpu.get("percent", float("nan"))), float(memory.get("used_bytes", float("nan"))), utilisation)
+    return (
+        float(now),
+        float(cpu.get("percent", float("nan"))),
+        float(memory.get("used_bytes", float("nan"))),
+        utilisation,
+    )
 
 
 def _device_columns(rows: deque[tuple[float, float, float, float]], now: int) -> dict[str, NDArray[np.float64]]:

@@ -12,16 +12,27 @@ from numpy.typing import NDArray
 
 HISTOGRAM_S = 60.0
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-COLUMNS = ("requests_s", "throughput", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms", "mean_batch", "failed_s", "p50_ms", "p99_ms")
+COLUMNS = (
+    "requests_s",
+    "throughput",
+    "queue_ms",
+    "compute_input_ms",
+    "compute_infer_ms",
+    "compute_output_ms",
+    "mean_batch",
+    "failed_s",
+    "p50_ms",
+    "p99_ms",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWindow:
     """One model between two polls.
 
-    ``throughput`` is inferences (rows) per second, ``requests_s`` requests per second, the parts are mean milliseconds per
-    request as perf_analyzer takes them (each by its own count), percentiles come from the records (nan without them).
-    ``max_in_flight`` is the greatest number of requests that were in the server at once, -1 where records are not known.
+    ``throughput`` is inferences (rows) per second, ``requests_s`` requests per second, the parts are mean milliseconds
+    per request as perf_analyzer takes them (each by its own count), percentiles come from the records (nan without
+    them). ``max_in_flight`` is the greatest number of requests that were in the server at once, -1 without records.
     """
 
     seconds: float
@@ -92,7 +103,10 @@ class WindowTracker:
         out = {}
         for model, rows in self._history.items():
             table = np.array(rows, dtype=np.float64).reshape(-1, len(COLUMNS) + 1)
-            out[model] = {"t_s": (table[:, 0] - now) / 1e9, **{name: table[:, index + 1] for index, name in enumerate(COLUMNS)}}
+            out[model] = {
+                "t_s": (table[:, 0] - now) / 1e9,
+                **{name: table[:, index + 1] for index, name in enumerate(COLUMNS)},
+            }
         return out
 
     def histograms(self) -> dict[str, Histogram]:
@@ -120,12 +134,18 @@ class WindowTracker:
             done = end > 0
             latencies[str(model)] = (end[done] - arrival[done]) / 1e6
             in_flight[str(model)] = greatest_overlap(arrival[done], end[done])
-        for model, reason, rows, done_at in zip(batches["model"], batches["reason"], batches["rows"], batches["done"], strict=True):
-            self._batches.setdefault(str(model), deque(maxlen=50_000)).append((int(done_at) or now, str(reason), int(rows), 1))
+        for model, reason, rows, done_at in zip(
+            batches["model"], batches["reason"], batches["rows"], batches["done"], strict=True
+        ):
+            self._batches.setdefault(str(model), deque(maxlen=50_000)).append(
+                (int(done_at) or now, str(reason), int(rows), 1)
+            )
         self._forget(now)
         return latencies, in_flight
 
-    def _batches_from_statistics(self, now: int, model: str, before: tuple[int, dict[str, Any]] | None, entry: Mapping[str, Any]) -> None:
+    def _batches_from_statistics(
+        self, now: int, model: str, before: tuple[int, dict[str, Any]] | None, entry: Mapping[str, Any]
+    ) -> None:
         previous = before[1]["batches"] if before is not None else entry["batches"]
         for rows, count in entry["batches"].items():
             new = count - previous.get(rows, 0)
@@ -156,7 +176,15 @@ def _totals(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for entry in statistics.get("model_stats", ()):
         inference = entry.get("inference_stats", {})
         total = out.setdefault(
-            entry["name"], {"success": (0, 0), "fail": (0, 0), **dict.fromkeys(PARTS, (0, 0)), "inferences": 0, "executions": 0, "batches": {}}
+            entry["name"],
+            {
+                "success": (0, 0),
+                "fail": (0, 0),
+                **dict.fromkeys(PARTS, (0, 0)),
+                "inferences": 0,
+                "executions": 0,
+                "batches": {},
+            },
         )
         for key in ("success", "fail", *PARTS):
             part = inference.get(key, {})
@@ -170,7 +198,11 @@ def _totals(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _window(
-    elapsed: int, before: Mapping[str, Any], after: Mapping[str, Any], latencies: NDArray[np.float64] | None, in_flight: int
+    elapsed: int,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    latencies: NDArray[np.float64] | None,
+    in_flight: int,
 ) -> ModelWindow:
     seconds = elapsed / 1e9
     requests = after["success"][0] - before["success"][0]
