@@ -1,0 +1,198 @@
+"""tritonserver's command line: its names, its defaults where they make sense here, and our few own.
+
+A flag that is Triton's and does nothing here is taken with a word in the log; one that promises protection that is not
+there is refused; an unknown one is an error that names the nearest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from workbench.errors import InvalidRequest
+
+_NO_EFFECT = (
+    "allow-grpc", "grpc-port", "grpc-address", "reuse-grpc-port", "grpc-header-forward-pattern",
+    "grpc-infer-allocation-pool-size", "grpc-max-response-pool-size", "grpc-infer-response-compression-level",
+    "grpc-infer-thread-count", "grpc-keepalive-time", "grpc-keepalive-timeout",
+    "grpc-keepalive-permit-without-calls", "grpc-http2-max-pings-without-data",
+    "grpc-http2-min-recv-ping-interval-without-data", "grpc-http2-max-ping-strikes", "grpc-max-connection-age",
+    "grpc-max-connection-age-grace", "grpc-restricted-protocol", "grpc-use-ssl", "grpc-use-ssl-mutual",
+    "grpc-server-cert", "grpc-server-key", "grpc-root-cert", "allow-sagemaker", "sagemaker-port",
+    "sagemaker-safe-port-range", "sagemaker-thread-count", "allow-vertex-ai", "vertex-ai-port",
+    "vertex-ai-thread-count", "vertex-ai-default-model", "http-thread-count", "pinned-memory-pool-byte-size",
+    "cuda-memory-pool-byte-size", "cuda-virtual-address-size", "min-supported-compute-capability",
+    "buffer-manager-thread-count", "backend-directory", "cache-directory", "repoagent-directory",
+    "cache-config", "response-cache-byte-size", "rate-limit", "rate-limit-resource", "host-policy",
+    "model-load-gpu-limit", "model-load-retry-count", "enable-peer-access", "metrics-config",
+    "allow-gpu-metrics", "allow-cpu-metrics", "trace-config", "trace-file", "trace-level", "trace-rate",
+    "trace-count", "trace-log-frequency", "model-namespacing", "allow-client-shm",
+    "http-header-forward-pattern",
+)  # fmt: skip
+_REFUSED = {"http-restricted-api": "restricted APIs are not offered here: it would not protect anything"}
+
+
+def boolean(text: str) -> bool:
+    """A boolean as tritonserver reads it."""
+    lowered = text.lower()
+    if lowered in ("true", "1"):
+        return True
+    if lowered in ("false", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidRequest(message, hint="--help lists the options")
+
+
+def _port(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 (a free one) to 65535")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of ``workbench serve``."""
+    made = _Parser(
+        prog="workbench serve",
+        description="Serves one or more model repositories as Triton does. The flags are tritonserver's.",
+        epilog="example:\n  workbench serve --model-repository model_repository --http-port 0",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _model_flags(made.add_argument_group("models"))
+    _port_flags(made.add_argument_group("ports"))
+    _life_flags(made.add_argument_group("logging, start and stop"))
+    _own_flags(made.add_argument_group("the workbench's own"))
+    for name in _NO_EFFECT:
+        made.add_argument(f"--{name}", nargs="?", const="", action="append", help=argparse.SUPPRESS)
+    for name in _REFUSED:
+        made.add_argument(f"--{name}", action="append", help=argparse.SUPPRESS)
+    return made
+
+
+def _flag(group: Any, name: str, default: bool, text: str) -> None:
+    group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=text)
+
+
+def _model_flags(group: Any) -> None:
+    group.add_argument(
+        "--model-repository", "--model-store", action="append", default=[], metavar="DIR",
+        help="a directory of model directories; repeatable",
+    )  # fmt: skip
+    group.add_argument(
+        "--model-control-mode", choices=("none", "poll", "explicit"), default="none", help="default none"
+    )
+    group.add_argument(
+        "--load-model", action="append", default=[], metavar="MODEL",
+        help="a model to load at the start, * for all (explicit mode only); repeatable",
+    )  # fmt: skip
+    group.add_argument("--repository-poll-secs", type=float, default=15.0, metavar="SECONDS")
+    group.add_argument("--disable-auto-complete-config", action="store_true")
+    _flag(group, "strict-model-config", False, "deprecated: true is --disable-auto-complete-config")
+    _flag(group, "strict-readiness", True, "ready only when every model is")
+    _flag(group, "exit-on-error", True, "exit when a model fails at the start")
+    group.add_argument("--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE")
+    group.add_argument("--model-load-thread-count", type=int, default=4, metavar="N")
+    group.add_argument("--model-config-name", default="", metavar="NAME")
+
+
+def _port_flags(group: Any) -> None:
+    _flag(group, "allow-http", True, "serve HTTP")
+    group.add_argument("--http-port", type=_port, default=8000, metavar="PORT", help="0 is a free one; default 8000")
+    group.add_argument("--http-address", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
+    _flag(group, "reuse-http-port", False, "let several servers listen on the port")
+    group.add_argument("--http-max-input-size", type=int, default=64 * 1024 * 1024, metavar="BYTES")
+    _flag(group, "allow-metrics", True, "serve Prometheus metrics")
+    group.add_argument("--metrics-port", type=_port, default=8002, metavar="PORT", help="0 is a free one; default 8002")
+    group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="default: the HTTP address")
+    group.add_argument("--metrics-interval-ms", type=float, default=2000.0, metavar="MS")
+
+
+def _life_flags(group: Any) -> None:
+    group.add_argument("--id", default="triton", help="the server's name in GET /v2")
+    group.add_argument("--log-verbose", type=int, default=0, metavar="LEVEL")
+    _flag(group, "log-info", True, "log at level info")
+    _flag(group, "log-warning", True, "log at level warning")
+    _flag(group, "log-error", True, "log at level error")
+    group.add_argument("--log-format", choices=("default", "ISO8601"), default="default")
+    group.add_argument("--log-file", default="", metavar="FILE")
+    group.add_argument("--exit-timeout-secs", type=float, default=30.0, metavar="SECONDS")
+
+
+def _own_flags(group: Any) -> None:
+    group.add_argument("--name", default="", help="what workbench ps and wb.attach() call it")
+    group.add_argument("--token", default="", help="the control plane's token; random by default")
+    group.add_argument(
+        "--allowed-host", action="append", default=[], metavar="HOST", help="a further name it is known by"
+    )
+    _flag(group, "allow-file-override", False, "let load requests bring a model's files")
+    group.add_argument("--python-execution", choices=("process", "thread"), default="process")
+    group.add_argument("--owner-fd", type=int, default=-1, metavar="FD", help="stop when this pipe ends")
+    group.add_argument("--detached", action="store_true", help="the server outlives who started it")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        InvalidRequest: it cannot be read; the message says which word.
+    """
+    made = parser()
+    args, unknown = made.parse_known_args(list(argv))
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        names = [name for action in made._actions for name in action.option_strings]
+        close = difflib.get_close_matches(word, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else "--help lists the options"
+        raise InvalidRequest(f"unrecognized option '{word}'", hint=hint)
+    for name, why in _REFUSED.items():
+        if getattr(args, name.replace("-", "_")):
+            raise InvalidRequest(f"--{name}: {why}")
+    if not args.model_repository:
+        raise InvalidRequest("--model-repository must be specified")
+    for path in args.model_repository:
+        if not Path(path).is_dir():
+            raise InvalidRequest(
+                f"failed to stat file {path}", hint="give the directory that holds the model directories"
+            )
+    if args.load_model and args.model_control_mode != "explicit":
+        raise InvalidRequest("--load-model requires --model-control-mode=explicit")
+    if args.http_max_input_size <= 0:
+        raise InvalidRequest("Error: --http-max-input-size must be greater than 0.")
+    return args
+
+
+def without_effect(args: argparse.Namespace) -> list[str]:
+    """Triton's flags on the command line that do nothing here."""
+    return [f"--{name}" for name in _NO_EFFECT if getattr(args, name.replace("-", "_"))]
+
+
+def backend_config(entries: Sequence[str]) -> dict[str, dict[str, str]]:
+    """``--backend-config`` values (``BACKEND,KEY=VALUE``; without a backend for all, as ``""``) by backend.
+
+    Raises:
+        InvalidRequest: one has no ``=``.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        backend, comma, setting = entry.partition(",")
+        if not comma:
+            backend, setting = "", entry
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise InvalidRequest(
+                "--backend-config option format is '<backend name>,<setting>=<value>' or '<setting>=<value>'. "
+                f"Got {entry}"
+            )
+        found.setdefault(backend, {})[key] = value
+    return found

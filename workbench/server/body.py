@@ -1,0 +1,60 @@
+"""A request's body as it arrives, put together with as few copies as can be."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workbench.protocol.binary import Buffer
+
+_LARGE = 64 * 1024
+_ALIGN = 64
+
+
+class Body:
+    """Collects a body.
+
+    A large one of known size is written into one buffer that lies so that what follows the JSON head is aligned: its
+    tensors can be used where they are.
+    """
+
+    __slots__ = ("_filled", "_large", "_parts", "chunks", "size")
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        self.size = 0
+        self._parts: list[bytes] = []
+        self._large: memoryview | None = None
+        self._filled = 0
+
+    def start(self, size: int | None, header_length: bytes | None) -> None:
+        """A body of ``size`` bytes (None: unknown) is to come, ``header_length`` of them JSON."""
+        self.chunks = 0
+        self.size = 0
+        self._parts.clear()
+        self._large = None
+        self._filled = 0
+        if size is None or size < _LARGE:
+            return
+        head = int(header_length) if header_length is not None and header_length.isdigit() else 0
+        buffer = np.empty(size + _ALIGN, np.uint8)
+        skip = -(buffer.ctypes.data + head) % _ALIGN
+        self._large = buffer.data[skip : skip + size]
+
+    def add(self, data: bytes) -> None:
+        """A piece has come."""
+        length = len(data)
+        self.size += length
+        if self._large is None:
+            self._parts.append(data)
+        else:
+            self._large[self._filled : self._filled + length] = data
+            self._filled += length
+
+    def take(self) -> Buffer:
+        """The whole body; the next one starts afresh."""
+        large, parts = self._large, self._parts
+        self._large = None
+        if large is not None:
+            return large
+        self._parts = []
+        return parts[0] if len(parts) == 1 else b"".join(parts)

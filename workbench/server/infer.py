@@ -1,0 +1,279 @@
+"""The inference endpoint: from an exchange to the engine and back, on the loop, without a task or a future.
+
+Only what would hold the loop goes to a thread: JSON bodies above 1 MiB, large JSON answers, large compressed bodies.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from workbench.errors import BackendError, InternalError, InvalidRequest, Unsupported
+from workbench.protocol.binary import Buffer
+from workbench.protocol.classification import classify
+from workbench.protocol.http_codec import (
+    DecodedRequest,
+    DecodeOptions,
+    decode_request,
+    encode_response,
+    raw_request,
+)
+from workbench.protocol.tensors import InferenceResponse, Tensor
+from workbench.server.http import Exchange
+from workbench.server.labels import labels_of
+
+if TYPE_CHECKING:
+    from workbench.engine import InferenceEngine
+    from workbench.records import Event
+
+T = TypeVar("T")
+
+OFF_LOOP_BYTES = 1024 * 1024
+"""Bodies of JSON above this are read and written on a thread (DESIGN 3)."""
+
+_COMPRESS_FROM = 1024
+_COMPRESS_ON_LOOP = 128 * 1024
+_OFF_LOOP_ELEMENTS = 64 * 1024
+
+DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+UNSUPPORTED_COMPRESSION = "Unsupported compression type"
+
+
+class InferEndpoint:
+    """``POST /v2/models/M[/versions/V]/infer``."""
+
+    def __init__(self, engine: InferenceEngine, max_input_size: int) -> None:
+        self.engine = engine
+        self.max_input_size = max_input_size
+        self.threads = ThreadPoolExecutor(2, thread_name_prefix="workbench-json")
+        # Asking the engine copies a message; what it said holds until it tells of a change.
+        self._configs: dict[tuple[str, int], Any] = {}
+        self._unsubscribe = engine.events.subscribe(self._forget)
+
+    def _forget(self, event: Event) -> None:
+        if event.kind != "log":
+            self._configs.clear()
+
+    def _config(self, model: str, version: int) -> Any:
+        config = self.engine.model_config(model, version)
+        if config.model_transaction_policy.decoupled:
+            raise Unsupported(DECOUPLED)
+        self._configs[(model, version)] = config
+        return config
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._unsubscribe()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def handle(self, exchange: Exchange, model: str, version: int) -> None:
+        """Reads the request, hands it to the engine, answers when its response comes.
+
+        Raises:
+            WorkbenchError: the request is refused.
+        """
+        config = self._configs.get((model, version)) or self._config(model, version)
+        options = DecodeOptions(model, version, exchange.client, self.max_input_size)
+        headers = exchange.headers
+        encoding = headers.get(b"content-encoding", b"").decode("latin-1")
+        if encoding not in ("", "identity", "gzip", "deflate"):
+            exchange.respond(
+                501,
+                b'{"error":"Unsupported compression type"}',
+                "application/json",
+                (("Accept-Encoding", "gzip, deflate"),),
+            )
+            return
+        packed = encoding in ("gzip", "deflate")
+        length = headers.get(b"inference-header-content-length")
+        size = len(exchange.body) if not isinstance(exchange.body, memoryview) else exchange.body.nbytes
+
+        def read() -> DecodedRequest:
+            body = decompress(exchange.body, self.max_input_size) if packed else exchange.body
+            json_length = None if length is None else header_length(length, body)
+            if json_length == 0 or (json_length is None and not body):
+                return raw_request(body, config, options)
+            return decode_request(body, json_length, options)
+
+        if size > OFF_LOOP_BYTES and (packed or length is None or _number(length) > OFF_LOOP_BYTES):
+            self.off_loop(exchange, read, lambda request: self._submit(exchange, request, config))
+        else:
+            self._submit(exchange, read(), config)
+
+    def off_loop(self, exchange: Exchange, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Does ``work`` on a thread and ``then`` with its result on the loop; what either raises is the answer."""
+
+        def done(future: Future[T]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(finish, future)
+
+        def finish(future: Future[T]) -> None:
+            try:
+                then(future.result())
+            except Exception as error:  # as in HttpConnection._begin: the answer, whatever it is
+                exchange.fail(error)
+
+        loop = exchange.loop
+        self.threads.submit(work).add_done_callback(done)
+
+    def _submit(self, exchange: Exchange, request: DecodedRequest, config: Any) -> None:
+        call = _Call(self, exchange, request, config)
+        ticket = self.engine.submit(request, call)
+        if not exchange.answered:
+            exchange.on_gone = ticket.cancel
+
+
+class _Call:
+    """An accepted request: takes the engine's response and answers."""
+
+    __slots__ = ("_config", "_endpoint", "_exchange", "_request")
+
+    def __init__(self, endpoint: InferEndpoint, exchange: Exchange, request: DecodedRequest, config: Any) -> None:
+        self._endpoint = endpoint
+        self._exchange = exchange
+        self._request = request
+        self._config = config
+        exchange.body = b""
+
+    def __call__(self, response: InferenceResponse) -> None:
+        exchange = self._exchange
+        if exchange.answered:
+            return
+        if response.error is not None:
+            exchange.fail(response.error)
+            return
+        if not response.outputs and not response.model_name:
+            exchange.fail(BackendError(f"model '{self._request.model_name}' ended the request without a response"))
+            return
+        accept = exchange.headers.get(b"accept-encoding")
+        packing = compression(accept.decode("latin-1")) if accept is not None else ""
+        try:
+            if self._is_long(response):
+                self._endpoint.off_loop(exchange, lambda: self._encode(response, packing), self._send)
+            else:
+                self._send(self._encode(response, packing))
+        except Exception as error:  # an answer that cannot be written is an error to the client, not to the loop
+            exchange.fail(error)
+
+    def _is_long(self, response: InferenceResponse) -> bool:
+        total = 0
+        for tensor in response.outputs:
+            total += tensor.data.size
+        return total > _OFF_LOOP_ELEMENTS and not self._all_binary(response)
+
+    def _all_binary(self, response: InferenceResponse) -> bool:
+        request = self._request
+        if not request.outputs:
+            return request.binary_data_output and all(tensor.datatype != "BYTES" for tensor in response.outputs)
+        return all(
+            output.parameters.get("binary_data") and not output.parameters.get("classification")
+            for output in request.outputs
+        ) and all(tensor.datatype != "BYTES" for tensor in response.outputs)
+
+    def _encode(self, response: InferenceResponse, packing: str) -> tuple[dict[str, str], list[Buffer], str]:
+        headers, buffers = encode_response(response, self._request, self._classify)
+        return headers, buffers, packing
+
+    def _classify(self, tensor: Tensor, classes: int) -> Tensor:
+        labels = labels_of(self._endpoint.engine, self._config, tensor.name)
+        return classify(tensor, classes, batched=self._config.max_batch_size > 0, labels=labels)
+
+    def _send(self, encoded: tuple[dict[str, str], list[Buffer], str]) -> None:
+        headers, buffers, packing = encoded
+        if not packing:
+            self._reply(headers, buffers)
+            return
+        size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in buffers)
+        if size < _COMPRESS_FROM:
+            self._reply(headers, buffers)
+        elif size <= _COMPRESS_ON_LOOP:
+            self._reply({**headers, "Content-Encoding": packing}, [compress(buffers, packing)])
+        else:
+            self._endpoint.off_loop(
+                self._exchange,
+                lambda: compress(buffers, packing),
+                lambda body: self._reply({**headers, "Content-Encoding": packing}, [body]),
+            )
+
+    def _reply(self, headers: dict[str, str], buffers: list[Buffer]) -> None:
+        kind = headers.pop("Content-Type")
+        self._exchange.respond(200, buffers, kind, tuple(headers.items()))
+
+
+def _number(value: bytes) -> int:
+    return int(value) if value.isdigit() and len(value) < 12 else 0
+
+
+def header_length(value: bytes, body: Buffer) -> int:
+    """``Inference-Header-Content-Length`` as a number within the body.
+
+    Raises:
+        InvalidRequest: no number, or outside the body; Triton's texts.
+    """
+    text = value.decode("latin-1").strip()
+    size = body.nbytes if isinstance(body, memoryview) else len(body)
+    digits = text.lstrip("+-")
+    if not digits[:1].isdigit():
+        raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {text}")
+    number = ""
+    for char in digits[:20]:  # as C++ stoi: what follows the digits is ignored
+        if char not in "0123456789":
+            break
+        number += char
+    if not number:
+        raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {text}")
+    parsed = -int(number) if text.startswith("-") else int(number)
+    if not -(2**31) <= parsed < 2**31:
+        raise InvalidRequest(
+            "Unable to parse Inference-Header-Content-Length, value is out of range [ -2147483648, 2147483647 ], got: "
+            + text
+        )
+    if not 0 <= parsed <= size:
+        raise InvalidRequest(f"inference header size should be in range (0, {size}), got: {text}")
+    return parsed
+
+
+def decompress(body: Buffer, limit: int) -> bytes:
+    """A gzip or deflate body unpacked (which of the two is found out, as in Triton).
+
+    Raises:
+        InvalidRequest: empty, or larger than ``limit`` bytes when unpacked.
+        InternalError: broken.
+    """
+    if not body:
+        raise InvalidRequest("nothing to be decompressed")
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    try:
+        data = unpacker.decompress(body, limit + 1)
+    except zlib.error:
+        raise InternalError("encountered inconsistent stream state during decompression") from None
+    if len(data) > limit:
+        raise InvalidRequest(
+            f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
+            "Use --http-max-input-size to increase the limit."
+        )
+    if not unpacker.eof:
+        raise InternalError("encountered inconsistent stream state during decompression")
+    return data
+
+
+def compress(buffers: list[Buffer], packing: str) -> bytes:
+    """Buffers packed as ``gzip`` or ``deflate`` (zlib's format), fast rather than small."""
+    packer = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16 if packing == "gzip" else zlib.MAX_WBITS)
+    return b"".join([*(packer.compress(part) for part in buffers), packer.flush()])
+
+
+def compression(accept: str) -> str:
+    """What ``Accept-Encoding`` asks for, by weight: ``gzip``, ``deflate`` or, for identity, an empty text."""
+    best, weight = "identity", 0.0
+    for entry in accept.split(","):
+        kind, found, value = entry.strip().partition(";q=")
+        try:
+            own = float(value) if found else 1.0
+        except ValueError:
+            continue
+        if kind in ("identity", "deflate", "gzip") and own > weight:
+            best, weight = kind, own
+    return "" if best == "identity" else best

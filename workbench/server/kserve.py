@@ -1,0 +1,304 @@
+"""The KServe v2 and Triton endpoints: which path means what, and what each answers (reference: http_server.cc).
+
+Paths match as a whole, as Triton's regular expressions do. Looking a path up is remembered, so the hot one costs a
+dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from workbench.errors import InternalError, InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
+from workbench.protocol import json_data as js
+from workbench.protocol.http_codec import SHARED_MEMORY_DISABLED, json_too_large
+from workbench.server.guard import HostGuard
+from workbench.server.http import JSON, Exchange
+from workbench.server.infer import InferEndpoint
+from workbench.server.options import EXTENSIONS, TRITON_VERSION, ServerOptions
+from workbench.server.settings import LogSettings, TraceSettings
+
+if TYPE_CHECKING:
+    from workbench.engine import InferenceEngine
+    from workbench.server.control import ControlPlane
+
+Handler = Callable[[Exchange], None]
+
+_MODEL = re.compile(
+    r"/v2/models/([^/]+)(?:/versions/([0-9]+))?"
+    r"(?:/(infer|generate|generate_stream|ready|config|stats|trace/setting))?"
+)
+_REPOSITORY = re.compile(r"/v2/repository(?:/([^/]+))?/(index|models/([^/]+)/(load|unload))")
+_MEMORY = re.compile(r"/v2/(system|cuda)sharedmemory(?:/region/([^/]+))?/(status|register|unregister)")
+_INT64_MAX = 2**63 - 1
+_ROUTES = 4096
+
+NOT_ALLOWED = "Method Not Allowed"
+NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
+FILES_DISABLED = (
+    "file overrides in load requests are disabled. Start the server with '--allow-file-override=true' to enable."
+)
+
+
+class KServeApi:
+    """The application behind the HTTP port."""
+
+    def __init__(self, engine: InferenceEngine, options: ServerOptions, control: ControlPlane | None = None) -> None:
+        self.engine = engine
+        self.options = options
+        self.control = control
+        self.logging = LogSettings(options.log_verbose)
+        self.tracing = TraceSettings()
+        self.infer = InferEndpoint(engine, options.max_input_size)
+        self.exiting = False
+        self._guard = HostGuard(options.http_address, options.allowed_hosts)
+        self._routes: dict[bytes, Handler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._metadata = {"name": options.id, "version": TRITON_VERSION, "extensions": list(EXTENSIONS)}
+
+    def close(self) -> None:
+        """Ends what the endpoints hold."""
+        self.infer.close()
+
+    # -- the application ----------------------------------------------------------------------------------------------
+
+    def early_refusal(self, exchange: Exchange, size: int | None) -> tuple[int, str] | None:
+        """Host, Origin and size, before the body is read."""
+        headers = exchange.headers
+        refusal = self._guard.refusal(headers.get(b"host", b""), headers.get(b"origin", b""))
+        if refusal:
+            return 403, refusal
+        limit = self.options.max_input_size
+        if size is not None and size > limit and b"inference-header-content-length" not in headers:
+            return 400, json_too_large(size, limit)
+        return None
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answers a request."""
+        handler = self._routes.get(exchange.path)
+        if handler is None:
+            handler = self._route(exchange.path)
+            if len(self._routes) >= _ROUTES:
+                self._routes.clear()
+            self._routes[exchange.path] = handler
+        handler(exchange)
+
+    def _route(self, raw: bytes) -> Handler:
+        path = unquote(raw.decode("latin-1"), errors="replace") if b"%" in raw else raw.decode("utf-8", "replace")
+        exact = {
+            "/v2": self._server_metadata,
+            "/v2/health/live": self._live,
+            "/v2/health/ready": self._ready,
+            "/v2/models/stats": lambda exchange: self._statistics(exchange, "", -1),
+            "/v2/logging": self._logging,
+            "/v2/trace/setting": lambda exchange: self._trace(exchange, ""),
+        }.get(path)
+        if exact is not None:
+            return exact
+        # a slash that a name holds as %2F must not end the name: names are matched before they are decoded
+        text = raw.decode("latin-1")
+        if match := _MODEL.fullmatch(text):
+            return self._model_route(unquote(match[1]), match[2] or "", match[3] or "")
+        if match := _REPOSITORY.fullmatch(text):
+            repository, kind, model, action = match[1] or "", match[2], unquote(match[3] or ""), match[4]
+            if kind == "index":
+                return self._index
+            return lambda exchange: self._repository_control(exchange, repository, model, action)
+        if match := _MEMORY.fullmatch(text):
+            system, region, action = match[1] == "system", unquote(match[2] or ""), match[3]
+            return lambda exchange: self._shared_memory(exchange, system, region, action)
+        if self.control is not None and (text == "/v2/workbench" or text.startswith("/v2/workbench/")):
+            return self.control.route(text)
+        return lambda exchange: exchange.error(404, "Not Found")
+
+    def _model_route(self, model: str, digits: str, kind: str) -> Handler:
+        if kind == "trace/setting":
+            if digits:
+                return lambda exchange: exchange.error(404, "Not Found")
+            return lambda exchange: self._trace(exchange, model)
+        if digits and int(digits[:20]) > _INT64_MAX:
+            text = (
+                f"failed to get model version from specified version string '{digits}' (details: stol), version should "
+                "be an integral value > 0"
+            )
+            return lambda exchange: exchange.error(400, text)
+        version = int(digits) if digits else -1
+        if kind == "infer":
+            infer = self.infer.handle
+            return lambda exchange: (
+                infer(exchange, model, version) if exchange.method == b"POST" else exchange.error(405, NOT_ALLOWED)
+            )
+        if kind in ("generate", "generate_stream"):
+            return lambda exchange: exchange.error(501, f"'{kind}' is not offered by this server yet")
+        call = {
+            "ready": self._model_ready,
+            "config": self._model_config,
+            "stats": self._statistics,
+            "": self._model_metadata,
+        }[kind]
+        return lambda exchange: call(exchange, model, version)
+
+    # -- health and metadata ------------------------------------------------------------------------------------------
+
+    def _live(self, exchange: Exchange) -> None:
+        self._health(exchange, self.engine.is_live)
+
+    def _ready(self, exchange: Exchange) -> None:
+        self._health(exchange, self.engine.is_ready)
+
+    def _health(self, exchange: Exchange, check: Callable[[], bool]) -> None:
+        if not _is(exchange, b"GET"):
+            return
+        if self.exiting:
+            exchange.error(503, "Server exiting")
+            return
+        exchange.respond(200 if check() else 400)
+
+    def _server_metadata(self, exchange: Exchange) -> None:
+        if _is(exchange, b"GET"):
+            exchange.json(self._metadata)
+
+    def _model_ready(self, exchange: Exchange, model: str, version: int) -> None:
+        if not _is(exchange, b"GET"):
+            return
+        try:
+            ready = self.engine.is_model_ready(model, version)
+        except WorkbenchError:
+            ready = False
+        if ready:
+            exchange.respond(200)
+        else:
+            exchange.error(400, "Model version not ready")
+
+    def _model_metadata(self, exchange: Exchange, model: str, version: int) -> None:
+        if _is(exchange, b"GET"):
+            exchange.json(self.engine.model_metadata(model, version))
+
+    def _model_config(self, exchange: Exchange, model: str, version: int) -> None:
+        if _is(exchange, b"GET"):
+            from workbench.config import to_json
+
+            exchange.json(to_json(self.engine.model_config(model, version)))
+
+    def _statistics(self, exchange: Exchange, model: str, version: int) -> None:
+        if _is(exchange, b"GET"):
+            exchange.json(self.engine.statistics(model, version))
+
+    # -- repository ---------------------------------------------------------------------------------------------------
+
+    def _index(self, exchange: Exchange) -> None:
+        if not _is(exchange, b"POST"):
+            return
+        request = js.loads(exchange.body) if exchange.body else {}
+        ready = request.get("ready", False) if isinstance(request, dict) else False
+        if not isinstance(ready, bool):
+            raise InvalidRequest("Invalid value for 'ready': expected a boolean")
+        exchange.json(self.engine.repository_index(ready))
+
+    def _repository_control(self, exchange: Exchange, repository: str, model: str, action: str) -> None:
+        if not _is(exchange, b"POST"):
+            return
+        if repository:
+            raise Unsupported("'repository_name' specification is not supported")
+        request = js.loads(exchange.body) if exchange.body else {}
+        parameters = request.get("parameters", {}) if isinstance(request, dict) else {}
+        if action == "load":
+            config, files = self._load_parameters(parameters)
+            self._check_control_mode()
+            self.run(exchange, self.engine.load_async(model, config=config, files=files))
+            return
+        dependents = parameters.get("unload_dependents", False) if isinstance(parameters, dict) else False
+        if not isinstance(dependents, bool):
+            raise InternalError(f"Unable to parse 'unload_dependents': {js.NOT_BOOL}")
+        self._check_control_mode()
+        self.run(exchange, self.engine.unload_async(model, unload_dependents=dependents))
+
+    def _check_control_mode(self) -> None:
+        if self.engine.options.control_mode != "explicit":
+            raise NotReady(NOT_EXPLICIT)
+
+    def _load_parameters(self, parameters: Any) -> tuple[str | None, dict[str, bytes] | None]:
+        if not isinstance(parameters, dict):
+            raise InternalError("attempt to get members for non-object")
+        config: str | None = None
+        files: dict[str, bytes] = {}
+        for key, value in parameters.items():
+            if not isinstance(value, str):
+                raise InternalError(js.NOT_STRING)
+            if key == "config":
+                config = value
+            elif key.startswith("file:"):
+                if not self.options.allow_file_override:
+                    raise Unsupported(FILES_DISABLED)
+                try:
+                    files[key[5:]] = base64.b64decode(value)
+                except (binascii.Error, ValueError):
+                    raise InvalidRequest(f"'{key}' is not valid base64") from None
+            else:
+                raise InternalError("unexpected error on creating Triton parameter")
+        return config, files or None
+
+    def run(
+        self, exchange: Exchange, work: Coroutine[Any, Any, Any], encode: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Answers when ``work`` is done: empty, or what ``encode`` makes of its result as JSON."""
+
+        async def finish() -> None:
+            try:
+                result = await work
+                if encode is None:
+                    exchange.respond(200, b"", JSON)
+                else:
+                    exchange.json(encode(result))
+            except Exception as error:  # the answer, whatever it is: the server stays up
+                exchange.fail(error)
+
+        task = exchange.loop.create_task(finish())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- settings and shared memory -----------------------------------------------------------------------------------
+
+    def _logging(self, exchange: Exchange) -> None:
+        if not _is(exchange, b"GET", b"POST"):
+            return
+        if exchange.method == b"POST":
+            self.logging.update(js.loads(exchange.body))
+        exchange.json(self.logging.current())
+
+    def _trace(self, exchange: Exchange, model: str) -> None:
+        if not _is(exchange, b"GET", b"POST"):
+            return
+        if model and not self._knows(model):
+            raise InvalidRequest(f"Request for unknown model : {model}")
+        if exchange.method == b"POST":
+            self.tracing.update(js.loads(exchange.body), model)
+        exchange.json(self.tracing.current(model))
+
+    def _knows(self, model: str) -> bool:
+        try:
+            return self.engine.is_model_ready(model)
+        except NotFound:
+            return False
+
+    def _shared_memory(self, exchange: Exchange, system: bool, region: str, action: str) -> None:
+        if not _is(exchange, b"GET" if action == "status" else b"POST"):
+            return
+        if action != "status":
+            raise Unsupported(SHARED_MEMORY_DISABLED)
+        if region:
+            raise NotFound(f"Unable to find {'system' if system else 'cuda'} shared memory region: '{region}'")
+        exchange.json([])
+
+
+def _is(exchange: Exchange, *methods: bytes) -> bool:
+    """Whether the method is one of these; if not, the request is answered with 405."""
+    if exchange.method in methods:
+        return True
+    exchange.error(405, NOT_ALLOWED)
+    return False

@@ -1,0 +1,200 @@
+"""The server process: ``python -m workbench.server`` and ``workbench serve``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from workbench.errors import WorkbenchError
+from workbench.server import runtime
+from workbench.server.arguments import backend_config, parse, without_effect
+from workbench.server.logs import log_event, start_logging
+from workbench.server.options import ServerOptions
+from workbench.server.settings import LogSettings
+
+if TYPE_CHECKING:
+    from workbench.engine import EngineOptions
+    from workbench.server.serve import RunningServer
+
+LOG = logging.getLogger("workbench.server")
+_ORPHAN_EXIT_S = 5.0
+_OVERTIME_S = 15.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM, SIGINT, a shutdown request or the owner's end.
+
+    Returns:
+        0 after a clean stop; 1 when it could not start or requests had to be cut; 2 for a wrong command line.
+    """
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+    except WorkbenchError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        sys.stderr.write(f"error: {error.message}{hint}\n")
+        return 2
+    with contextlib.ExitStack() as stack:
+        stream: TextIO = sys.stderr
+        if args.log_file:
+            try:
+                stream = stack.enter_context(Path(args.log_file).open("a"))
+            except OSError as error:
+                sys.stderr.write(f"error: --log-file: {error}\n")
+                return 1
+        settings = LogSettings(args.log_verbose, info=args.log_info, warning=args.log_warning, error=args.log_error)
+        settings.update({"log_format": args.log_format})
+        handler = start_logging(settings, stream)
+        stack.callback(logging.getLogger("workbench").removeHandler, handler)
+        return _serve(args, settings)
+
+
+def _serve(args: argparse.Namespace, settings: LogSettings) -> int:
+    from workbench.engine import InferenceEngine
+    from workbench.server.serve import serve_engine
+
+    for name in without_effect(args):
+        LOG.warning("%s is tritonserver's and has no effect here", name)
+    stop = _Stop(args.owner_fd)
+    try:
+        name = runtime.check_name(args.name) if args.name else runtime.free_name(Path(args.model_repository[0]).name)
+        engine = InferenceEngine(_engine_options(args))
+        engine.events.subscribe(log_event)
+        engine.start()
+    except WorkbenchError as error:
+        _report(error)
+        return 1
+    try:
+        server = serve_engine(engine, _server_options(args, name))
+    except WorkbenchError as error:
+        _report(error)
+        engine.stop(1.0)
+        return 1
+    server.api.logging = settings
+    server.on_stop(stop.request)
+    # What lives now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    sys.stdout.write(ready_line(server) + "\n")
+    sys.stdout.flush()
+    stop.wait()
+    return _stop(server, min(args.exit_timeout_secs, _ORPHAN_EXIT_S) if stop.orphaned else args.exit_timeout_secs)
+
+
+def ready_line(server: RunningServer) -> str:
+    """The one line that says where the server is."""
+    return (
+        f"workbench: ready http={server.http_url or 'off'} metrics={server.metrics_url or 'off'} "
+        f"name={server.name} pid={os.getpid()}"
+    )
+
+
+def _report(error: WorkbenchError) -> None:
+    kind = error.code.prefix.rstrip(": ") or "Error"
+    sys.stderr.write(f"error: creating server: {kind} - {error}\n")
+
+
+def _stop(server: RunningServer, timeout_s: float) -> int:
+    """Stops; whatever hangs, the process ends."""
+    LOG.info("Waiting for in-flight requests to complete.")
+    overtime = threading.Timer(timeout_s + _OVERTIME_S, os._exit, (1,))
+    overtime.daemon = True
+    overtime.start()
+    clean = server.close(timeout_s)
+    server.engine.stop(timeout_s if clean else 1.0)
+    overtime.cancel()
+    if not clean:
+        LOG.error("Exit timeout expired. Exiting immediately.")
+    return 0 if clean else 1
+
+
+class _Stop:
+    """Waits for the reason to stop: a signal, a request, or the end of the pipe that the owner holds."""
+
+    def __init__(self, owner_fd: int) -> None:
+        self.orphaned = False
+        self._event = threading.Event()
+        self._previous = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._on_signal)
+        if owner_fd >= 0:
+            threading.Thread(target=self._watch, args=(owner_fd,), name="workbench-owner", daemon=True).start()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        # A second signal ends the process as if we did not handle it.
+        for each in self._previous:
+            signal.signal(each, signal.SIG_DFL)
+        self._event.set()
+
+    def _watch(self, fd: int) -> None:
+        try:
+            while os.read(fd, 64):
+                pass
+        except OSError:
+            LOG.warning("--owner-fd %d cannot be read: the server stops", fd)
+        self.orphaned = True
+        self._event.set()
+
+    def request(self) -> None:
+        """Someone asks the server to stop."""
+        self._event.set()
+
+    def wait(self) -> None:
+        """Until there is a reason to stop."""
+        self._event.wait()
+        for number, handler in self._previous.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
+
+
+def _engine_options(args: argparse.Namespace) -> EngineOptions:
+    from workbench.engine import EngineOptions
+
+    mode = args.model_control_mode
+    return EngineOptions(
+        repositories=tuple(Path(path).resolve() for path in args.model_repository),
+        control_mode=mode,
+        load_models=tuple(args.load_model) if mode == "explicit" else ("*",),
+        auto_complete=not (args.disable_auto_complete_config or args.strict_model_config),
+        strict_readiness=args.strict_readiness,
+        exit_on_error=args.exit_on_error,
+        python_execution=args.python_execution,
+        backend_config=backend_config(args.backend_config),
+        load_threads=max(1, args.model_load_thread_count),
+        lower_switch_interval=True,
+        poll_s=args.repository_poll_secs if mode == "poll" else 0.0,
+        config_name=args.model_config_name,
+    )
+
+
+def _server_options(args: argparse.Namespace, name: str) -> ServerOptions:
+    return ServerOptions(
+        http_address=args.http_address,
+        http_port=args.http_port,
+        metrics_address=args.metrics_address or args.http_address,
+        metrics_port=args.metrics_port,
+        allow_http=args.allow_http,
+        allow_metrics=args.allow_metrics,
+        id=args.id,
+        name=name,
+        token=args.token or secrets.token_urlsafe(24),
+        allowed_hosts=tuple(args.allowed_host),
+        allow_file_override=args.allow_file_override,
+        max_input_size=args.http_max_input_size,
+        exit_timeout_s=args.exit_timeout_secs,
+        detached=args.detached,
+        runtime_file=True,
+        reuse_port=args.reuse_http_port,
+        log_verbose=args.log_verbose,
+        metrics_interval_s=args.metrics_interval_ms / 1000,
+    )

@@ -1,0 +1,210 @@
+"""``/metrics``: Triton's metric names in Prometheus' text format (reference: metrics.cc, metric_model_reporter.cc)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from workbench import telemetry
+from workbench.errors import WorkbenchError
+from workbench.server.http import Exchange
+
+if TYPE_CHECKING:
+    from workbench.engine import InferenceEngine, VersionSnapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+# name, help, what of Triton's statistics it shows: (block, field), durations in microseconds
+_COUNTERS: tuple[tuple[str, str, str, str], ...] = (
+    ("nv_inference_request_success", "Number of successful inference requests, all batch sizes", "success", "count"),
+    ("nv_inference_count", "Number of inferences performed (does not include cached requests)", "", "inference_count"),
+    (
+        "nv_inference_exec_count",
+        "Number of model executions performed (does not include cached requests)",
+        "",
+        "execution_count",
+    ),
+    (
+        "nv_inference_request_duration_us",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        "success",
+        "ns",
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        "queue",
+        "ns",
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        "compute_input",
+        "ns",
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        "compute_infer",
+        "ns",
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        "compute_output",
+        "ns",
+    ),
+)
+
+Labels = tuple[tuple[str, str], ...]
+Sample = tuple[Labels, float]
+
+
+class MetricsApi:
+    """The application behind the metrics port."""
+
+    def __init__(self, engine: InferenceEngine, interval_s: float = 2.0) -> None:
+        self._engine = engine
+        self._interval_s = interval_s
+        self._devices: telemetry.DeviceSample | None = None
+        self._sampled = 0.0
+
+    def early_refusal(self, exchange: Exchange, size: int | None) -> tuple[int, str] | None:
+        """A body has no place here."""
+        return (413, "metrics take no body") if size else None
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answers ``GET /metrics``."""
+        if exchange.method not in (b"GET", b"HEAD"):
+            exchange.error(405, "Method Not Allowed")
+        elif exchange.path != b"/metrics":
+            exchange.error(404, "Not Found")
+        else:
+            now = exchange.loop.time()
+            if self._devices is None or now - self._sampled >= self._interval_s:
+                self._devices, self._sampled = telemetry.sample(), now
+            exchange.respond(200, exposition(self._engine, self._devices).encode(), CONTENT_TYPE)
+
+
+def exposition(engine: InferenceEngine, devices: telemetry.DeviceSample) -> str:
+    """All metrics as text."""
+    lines: list[str] = []
+    for name, kind, text, samples in _families(engine, devices):
+        lines.append(f"# HELP {name} {text}")
+        lines.append(f"# TYPE {name} {kind}")
+        for labels, value in samples:
+            inner = ",".join(f'{key}="{_escape(item)}"' for key, item in labels)
+            lines.append(f"{name}{{{inner}}} {_number(value)}" if inner else f"{name} {_number(value)}")
+    return "\n".join(lines) + "\n"
+
+
+Family = tuple[str, str, str, Iterable[Sample]]
+
+
+def _families(engine: InferenceEngine, devices: telemetry.DeviceSample) -> Iterator[Family]:
+    statistics = engine.statistics()["model_stats"]
+    gauges = _model_gauges(engine)
+    yield (*_head(0), [(_labels(entry), _value(entry, 0)) for entry in statistics])
+    yield (
+        "nv_inference_request_failure",
+        "counter",
+        "Number of failed inference requests, all batch sizes",
+        [
+            ((("model", entry["name"]), ("reason", reason), ("version", entry["version"])), float(failures[reason]))
+            for entry in statistics
+            for failures in [_failures(entry, gauges)]
+            for reason in REASONS
+        ],
+    )
+    for index in range(1, len(_COUNTERS)):
+        yield (*_head(index), [(_labels(entry), _value(entry, index)) for entry in statistics])
+    known = {(entry["name"], entry["version"]) for entry in statistics}
+    yield (
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        [(_of(key), float(row.pending)) for key, row in gauges.items() if key in known],
+    )
+    yield (
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Model load time in seconds",
+        [(_of(key), row.load_s) for key, row in gauges.items() if key in known],
+    )
+    yield from _device_families(devices)
+
+
+def _model_gauges(engine: InferenceEngine) -> dict[tuple[str, str], VersionSnapshot]:
+    found: dict[tuple[str, str], VersionSnapshot] = {}
+    try:
+        snapshot = engine.snapshot()
+    except WorkbenchError:
+        return found
+    for version in snapshot.versions:
+        found[(version.model, str(version.version))] = version
+    return found
+
+
+def _failures(entry: Mapping[str, Any], gauges: Mapping[tuple[str, str], VersionSnapshot]) -> dict[str, int]:
+    row = gauges.get((entry["name"], entry["version"]))
+    known = {} if row is None else row.failures
+    return {reason: int(known.get(reason, 0)) for reason in REASONS}
+
+
+def _head(index: int) -> tuple[str, str, str]:
+    name, text, _, _ = _COUNTERS[index]
+    return name, "counter", text
+
+
+def _value(entry: Mapping[str, Any], index: int) -> float:
+    _, _, block, field = _COUNTERS[index]
+    if not block:
+        return float(entry[field])
+    value = entry["inference_stats"][block][field]
+    return float(value // 1000 if field == "ns" else value)
+
+
+def _labels(entry: Mapping[str, Any]) -> Labels:
+    return (("model", str(entry["name"])), ("version", str(entry["version"])))
+
+
+def _of(key: tuple[str, str]) -> Labels:
+    return (("model", key[0]), ("version", key[1]))
+
+
+def _device_families(devices: telemetry.DeviceSample) -> Iterator[Family]:
+    gpus = [gpu for gpu in devices.gpus if gpu.uuid]
+    if gpus:
+        for name, text, field, kind in (
+            ("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", "utilization", "gauge"),
+            ("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", "memory_total_bytes", "gauge"),
+            ("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", "memory_used_bytes", "gauge"),
+            ("nv_gpu_power_usage", "GPU power usage in watts", "power_watts", "gauge"),
+            ("nv_gpu_power_limit", "GPU power management limit in watts", "power_limit_watts", "gauge"),
+            (
+                "nv_energy_consumption",
+                "GPU energy consumption in joules since the server started",
+                "energy_joules",
+                "counter",
+            ),
+        ):
+            rows = [((("gpu_uuid", gpu.uuid),), getattr(gpu, field)) for gpu in gpus]
+            yield name, kind, text, [(labels, float(value)) for labels, value in rows if value is not None]
+    cpu = devices.cpu
+    yield "nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", [((), cpu.utilization)]
+    yield (
+        "nv_cpu_memory_total_bytes",
+        "gauge",
+        "CPU total memory (RAM), in bytes",
+        [((), float(cpu.memory_total_bytes))],
+    )
+    yield "nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", [((), float(cpu.memory_used_bytes))]
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

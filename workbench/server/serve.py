@@ -1,0 +1,168 @@
+"""Listeners over an engine: HTTP with the control plane, and metrics, on the engine's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from workbench import __version__
+from workbench.clock import utc_now_iso
+from workbench.errors import NotReady
+from workbench.server import runtime
+from workbench.server.control import ControlPlane
+from workbench.server.http import HttpServer
+from workbench.server.kserve import KServeApi
+from workbench.server.metrics import MetricsApi
+from workbench.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from workbench.engine import InferenceEngine
+
+LOG = logging.getLogger("workbench.server")
+T = TypeVar("T")
+_LISTEN_TIMEOUT_S = 30.0
+
+
+class RunningServer:
+    """A server that answers. ``stop_requested`` is set when a client asked it to stop; its owner then does so."""
+
+    def __init__(self, engine: InferenceEngine, options: ServerOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.token = options.token
+        self.name = options.name
+        self.stop_requested = threading.Event()
+        self.http_url = ""
+        self.metrics_url = ""
+        control = ControlPlane(engine, options, self._request_stop)
+        self.api = KServeApi(engine, options, control)
+        control.api = self.api
+        self._metrics = MetricsApi(engine, options.metrics_interval_s)
+        self._listeners: list[HttpServer] = []
+        self._on_stop: Callable[[], None] | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def _request_stop(self) -> None:
+        self.stop_requested.set()
+        if self._on_stop is not None:
+            self._on_stop()
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` (on the loop's thread) when a client asks the server to stop."""
+        self._on_stop = callback
+
+    def open(self) -> None:
+        """Opens the ports and writes the runtime file.
+
+        Raises:
+            NotReady: a port cannot be had.
+        """
+        try:
+            self._call(self._listen(), _LISTEN_TIMEOUT_S)
+        except BaseException:
+            self.close(0.0)
+            raise
+        if self.options.runtime_file:
+            runtime.write(self.info())
+
+    async def _listen(self) -> None:
+        options, loop = self.options, self.engine.loop
+        if options.allow_http:
+            http = HttpServer(self.api, loop, limits=options.limits, max_chunked_bytes=options.max_input_size)
+            self._listeners.append(http)
+            await _bind(http, options.http_address, options.http_port, options.reuse_port)
+            self.http_url = _url(options.http_address, http.port)
+            LOG.info("Started HTTPService at %s:%d", options.http_address, http.port)
+        if options.allow_metrics:
+            metrics = HttpServer(self._metrics, loop, limits=options.limits)
+            self._listeners.append(metrics)
+            await _bind(metrics, options.metrics_address, options.metrics_port, options.reuse_port)
+            self.metrics_url = _url(options.metrics_address, metrics.port) + "/metrics"
+            LOG.info("Started Metrics Service at %s:%d", options.metrics_address, metrics.port)
+
+    def info(self) -> runtime.ServerInfo:
+        """What the runtime file says."""
+        return runtime.ServerInfo(
+            name=self.name,
+            pid=os.getpid(),
+            http=self.http_url,
+            metrics=self.metrics_url,
+            repositories=[str(path) for path in self.engine.options.repositories],
+            token=self.token,
+            started=utc_now_iso(),
+            detached=self.options.detached,
+            version=__version__,
+            control_mode=self.engine.options.control_mode,
+            created=runtime.process_created(os.getpid()),
+        )
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Stops accepting, lets requests in flight finish, closes the ports; the engine runs on. Idempotent.
+
+        Returns:
+            False when requests had to be cut after ``timeout_s`` seconds (default: the options' exit timeout).
+        """
+        with self._lock:
+            if self._closed:
+                return True
+            self._closed = True
+        limit = self.options.exit_timeout_s if timeout_s is None else timeout_s
+        if self.options.runtime_file:
+            runtime.remove(self.name, os.getpid())
+        clean = True
+        if not self.engine.loop.is_closed():
+            clean = self._call(self._close(limit), limit + 10.0)
+        self.api.close()
+        return clean
+
+    async def _close(self, timeout_s: float) -> bool:
+        self.api.exiting = True
+        # metrics last: what happens during the stop can still be seen
+        clean = True
+        for listener in self._listeners:
+            clean = await listener.close(timeout_s) and clean
+        return clean
+
+    def _call(self, work: Awaitable[T], timeout_s: float) -> T:
+        async def run() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(run(), self.engine.loop).result(timeout_s)
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def serve_engine(engine: InferenceEngine, options: ServerOptions | None = None) -> RunningServer:
+    """Opens the ports of a started engine, on its loop. Not to be called on that loop's thread.
+
+    Raises:
+        NotReady: a port cannot be had (Triton's text).
+    """
+    server = RunningServer(engine, options or ServerOptions())
+    server.open()
+    return server
+
+
+async def _bind(server: HttpServer, address: str, port: int, reuse_port: bool) -> None:
+    try:
+        await server.listen(address, port, reuse_port=reuse_port)
+    except OSError as error:
+        raise NotReady(
+            f"Socket '{address}:{port}' already in use ",
+            where=str(error),
+            hint="choose another port; 0 takes a free one",
+        ) from error
+
+
+def _url(address: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)
+    return f"http://{shown}:{port}"
