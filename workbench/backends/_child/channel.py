@@ -1,0 +1,204 @@
+"""The model's end of the socket pair: blocking, used by every thread of the model.
+
+Whichever thread waits for something reads the socket for all of them, so a batch that arrives wakes exactly the thread
+that executes it, and a nested request's answer the thread that asked.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from workbench.backends._child import wire
+from workbench.backends._child.requests import InferenceRequest
+from workbench.backends._child.runner import Threads
+from workbench.backends._child.slabs import Slabs
+from workbench.backends._child.tensors import ErrorCode, InferenceResponse, Tensor, TritonError
+
+
+class Channel:
+    """Frames out and in; the runtime that nested requests and logs of a model go through."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._send_lock = threading.Lock()
+        self._slabs = Slabs()
+        self._reader = wire.FrameReader()
+        self._condition = threading.Condition(threading.Lock())
+        self._reading = False
+        self._work: deque[wire.Frame] = deque()
+        self._answers: dict[int, deque[wire.Frame]] = {}
+        self._next_call = 0
+        self._threads = Threads()
+        threading.Thread(target=self._watch, name="workbench-watch", daemon=True).start()
+
+    # What the model calls
+
+    def infer(self, request: InferenceRequest) -> Iterator[tuple[InferenceResponse, bool]]:
+        """Runs a nested request (see ``Runtime``)."""
+        head = (
+            request._model_name,
+            request._model_version,
+            request._id,
+            request._correlation_id,
+            request._flags,
+            request._timeout,
+            request._parameters,
+            tuple(request._outputs),
+        )
+        number, answers = self._open_call()
+        final = False
+        try:
+            packer = wire.Packer()
+            tensors = tuple(packer.add(t._name, t._datatype, t.as_numpy()) for t in request._inputs)
+            self.send(wire.CALL, (number, wire.INFER, (head, tensors)), packer)
+            while not final:
+                frame = self._wait(answers)
+                response, final = self._response(frame)
+                yield response, final
+        finally:
+            self._close_call(number)
+            if not final:
+                self.send(wire.CALL, (number, wire.CANCEL, None))
+
+    def is_cancelled(self, batch: int, index: int) -> bool:
+        """Whether the client of a request has gone away."""
+        number, answers = self._open_call()
+        try:
+            self.send(wire.CALL, (number, wire.CANCELLED, (batch, index)))
+            return bool(self._wait(answers).head[1])
+        finally:
+            self._close_call(number)
+
+    def executor(self) -> Any:
+        """Threads for ``async_exec``."""
+        return self._threads.get()
+
+    def log(self, level: str, message: str) -> None:
+        """A line for the server's log."""
+        self.send(wire.LOG, (level, message))
+
+    # Frames
+
+    def send(self, kind: int, head: Any, packer: wire.Packer | None = None) -> None:
+        """Sends a frame; a large payload goes through a slab. Thread-safe, blocks while the server does not read."""
+        with self._send_lock:
+            head = (self._slabs.outgoing(), head)
+            if packer is None or packer.size <= wire.INLINE_LIMIT:
+                payload = packer.inline() if packer is not None else b""
+                self._send(wire.encode(kind, head, payload))
+                return
+            slab = self._slabs.out.take(packer.size)
+            packer.copy_into(slab.memory)
+            new = slab.fd >= 0
+            pieces = wire.encode(kind, head, fds=int(new), slab=(slab.id, packer.size))
+            self._send(pieces, slab.fd if new else -1)
+            slab.close_fd()
+
+    def next_work(self) -> wire.Frame:
+        """The next batch, or the order to finish. Blocks; the process ends here when the server is gone."""
+        return self._wait(self._work)
+
+    def payload(self, frame: wire.Frame) -> Any:
+        """The bytes of a frame's tensors."""
+        if not frame.slab_id:
+            return frame.payload
+        for fd in frame.fds:
+            self._slabs.into.learn(frame.slab_id, fd)
+        return self._slabs.into.view(frame.slab_id, frame.slab_size)
+
+    def _send(self, pieces: list[bytes], fd: int = -1) -> None:
+        try:
+            if fd >= 0:
+                sent = socket.send_fds(self._sock, pieces, [fd])
+            else:
+                sent = self._sock.sendmsg(pieces)
+            total = sum(map(len, pieces))
+            if sent < total:
+                self._sock.sendall(b"".join(pieces)[sent:])
+        except OSError:
+            os._exit(0)  # the server has gone
+
+    def _wait(self, queue: deque[wire.Frame]) -> wire.Frame:
+        condition = self._condition
+        condition.acquire()
+        while not queue:
+            if self._reading:
+                condition.wait()
+                continue
+            self._reading = True
+            condition.release()
+            if not self._read():
+                os._exit(0)
+            condition.acquire()
+            self._reading = False
+            self._dispatch()
+            condition.notify_all()
+        frame = queue.popleft()
+        condition.release()
+        return frame
+
+    def _read(self) -> bool:
+        try:
+            return self._reader.read(self._sock)
+        except (OSError, wire.ProtocolError):
+            return False
+
+    def _dispatch(self) -> None:
+        frames = self._reader.frames
+        while frames:
+            frame = frames.popleft()
+            freed, frame.head = frame.head
+            if freed:
+                with self._send_lock:
+                    self._slabs.incoming(freed)
+            if frame.kind == wire.ANSWER:
+                answers = self._answers.get(frame.head[0])
+                if answers is not None:
+                    answers.append(frame)
+                elif frame.slab_id:
+                    self.payload(frame)  # nobody waits any more: the slab goes back
+            else:
+                self._work.append(frame)
+
+    def _open_call(self) -> tuple[int, deque[wire.Frame]]:
+        with self._condition:
+            self._next_call += 1
+            answers: deque[wire.Frame] = deque()
+            self._answers[self._next_call] = answers
+            return self._next_call, answers
+
+    def _close_call(self, number: int) -> None:
+        with self._condition:
+            self._answers.pop(number, None)
+
+    def _response(self, frame: wire.Frame) -> tuple[InferenceResponse, bool]:
+        _, final, code, message, parameters, tensors = frame.head
+        if code >= 0:
+            return InferenceResponse(error=TritonError(message, ErrorCode(code))), final
+        response = InferenceResponse(received(tensors or (), self.payload(frame))[0])
+        response._parameters = parameters
+        return response, final
+
+    def _watch(self) -> None:
+        """Ends the process when the server has gone, whatever its other threads do."""
+        poll = select.poll()
+        poll.register(self._sock.fileno(), 0)
+        while True:
+            for _, event in poll.poll():
+                if event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                    os._exit(0)
+
+
+def received(entries: Any, buffer: Any, offset: int = 0) -> tuple[list[Tensor], int]:
+    """The tensors that a head describes, and where the next ones start."""
+    tensors = []
+    for name, datatype, shape, size in entries:
+        tensors.append(Tensor.wrap(name, datatype, shape, None, (buffer, offset, size)))
+        offset += size + (-size % wire.ALIGN)
+    return tensors, offset

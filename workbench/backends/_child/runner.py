@@ -1,0 +1,234 @@
+"""Loads a model.py and runs it: the rules of ``execute``, and errors in Triton's words.
+
+Texts: python_backend (pb_stub.cc), recorded from release 24.10 (Triton 2.51), except where it hangs and this does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import threading
+from collections.abc import Callable
+from time import monotonic_ns  # noqa: TID251 - another interpreter may run this file: it has no workbench.clock
+from types import ModuleType
+from typing import Any
+
+from workbench.backends._child.model_config import ModelConfig
+from workbench.backends._child.requests import DECOUPLED_HINT, Batch, Reply, prune
+from workbench.backends._child.tensors import InferenceResponse, TritonModelException
+
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+
+
+class ModelError(Exception):
+    """A text that is sent as it stands, without a traceback."""
+
+
+def describe(error: BaseException) -> str:
+    """An exception in the form that Triton gives it (pybind11's): type, text, and the calls, innermost first."""
+    if isinstance(error, ModelError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    trace = error.__traceback__
+    if trace is None:
+        return text
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    frame: Any = trace.tb_frame
+    while frame is not None and _is_ours(frame):
+        frame = None if frame.f_code.co_name in ("load", "initialize", "execute") else frame.f_back
+    lines = []
+    while frame is not None and not _is_ours(frame):
+        lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")
+        frame = frame.f_back
+    return f"{text}\n\nAt:\n{''.join(lines)}" if lines else text
+
+
+def _is_ours(frame: Any) -> bool:
+    return bool(frame.f_code.co_filename.startswith(HERE))
+
+
+class Runner:
+    """One model.py with its instance of ``TritonPythonModel``.
+
+    Args:
+        args: what ``initialize`` gets: Triton's seven strings.
+        path: the model's file.
+        load: gives the module of that file.
+    """
+
+    def __init__(self, args: dict[str, str], path: str, load: Callable[[], ModuleType]) -> None:
+        self.args = args
+        self.path = path
+        self.instance = args.get("model_instance_name", "")
+        config = json.loads(args["model_config"]) if args.get("model_config") else {}
+        self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        outputs = tuple(output["name"] for output in config.get("output", ()))
+        version = args.get("model_version", "1")
+        self.identity = (args["model_name"], int(version) if version.isdigit() else 1, outputs)
+        self._load = load
+        self._model: Any = None
+        self._execute: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def initialize(self) -> None:
+        """Imports the file, makes the model and calls its ``initialize``. What goes wrong is raised as it is."""
+        module = self._load()
+        factory = self._factory(module)
+        self._model = factory()
+        if hasattr(self._model, "initialize"):
+            self._model.initialize(self.args)
+        self._execute = getattr(self._model, "execute", None)
+
+    def auto_complete(self, config: str) -> str:
+        """What the model's ``auto_complete_config`` makes of a configuration, as JSON; "" where it has none.
+
+        Raises:
+            ModelError: it gave something else than a ModelConfig.
+        """
+        factory = self._factory(self._load())
+        function = getattr(factory, "auto_complete_config", None)
+        if function is None:
+            return ""
+        result = function(ModelConfig(config))
+        if not isinstance(result, ModelConfig):
+            name = self.args["model_name"]
+            raise ModelError(
+                f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object."
+            )
+        return json.dumps(result.as_dict())
+
+    def finalize(self) -> str:
+        """Calls the model's ``finalize``; gives the text of what it raised, or ""."""
+        finalize = getattr(self._model, "finalize", None)
+        try:
+            if finalize is not None:
+                finalize()
+        except BaseException as error:
+            return describe(error)
+        finally:
+            if self._loop is not None:
+                self._loop.close()
+        return ""
+
+    def execute(self, requests: list[Any], batch: Batch) -> None:
+        """Runs a batch; answers go through ``batch``. Raises nothing."""
+        batch.decoupled = self.decoupled
+        batch.model, batch.instance = self.args["model_name"], self.instance
+        replies: list[Reply] = [request._reply for request in requests]
+        batch.input_end = monotonic_ns()
+        try:
+            if self._execute is None:
+                raise ModelError(f"Python model {self.path} does not implement `execute` method.")
+            result = self._execute(requests)
+            if inspect.isawaitable(result):
+                result = self._run(result)
+            batch.output_start = monotonic_ns()
+            self._answer(requests, replies, result)
+        except BaseException as error:
+            batch.output_start = batch.output_start or monotonic_ns()
+            self._fail(replies, batch, describe(error))
+            return
+        requests.clear()
+        with batch.lock:
+            batch.returned = True
+        for reply in replies:
+            if reply.held is not None:
+                reply.send(None, 1)
+        del reply
+        replies.clear()
+        batch.end("")
+
+    def _fail(self, replies: list[Reply], batch: Batch, text: str) -> None:
+        text = f"Failed to process the request(s) for model '{self.instance}', message: {text}"
+        for reply in replies:
+            reply.held = None
+            reply.fail()
+        batch.end(text)
+
+    def _answer(self, requests: list[Any], replies: list[Reply], result: Any) -> None:
+        if result is None:
+            if not self.decoupled:
+                self._check_silent(replies)
+            return
+        if self.decoupled:
+            raise ModelError(
+                f"Python model '{self.args['model_name']}' is using the decoupled mode and the execute function must "
+                "return None."
+            )
+        if not isinstance(result, list):
+            raise ModelError(f"Expected a list in the execute return, found type '{type(result)}'.")
+        if len(result) != len(requests):
+            raise ModelError(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(result)}\n"
+            )
+        for request, response in zip(requests, result):  # noqa: B905 - Python 3.9
+            if response is None:
+                self._check_silent([request._reply])
+            elif not isinstance(response, InferenceResponse):
+                raise ModelError(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+        for request, response in zip(requests, result):  # noqa: B905
+            if response is None:
+                continue
+            try:
+                request._reply.send(prune(response, request._outputs), 1)
+            except TritonModelException as error:
+                raise ModelError(str(error)) from None
+
+    def _check_silent(self, replies: list[Reply]) -> None:
+        """A request that got neither a response nor a sender to send one through would never be answered."""
+        for reply in replies:
+            if not reply.sent and not reply.senders:
+                raise ModelError(
+                    f"Expected a list in the execute return, found type '{type(None)}'. The execute function of model "
+                    f"'{self.args['model_name']}' (instance '{self.instance}') returned None and sent no response for "
+                    f"request {reply.index + 1}. {DECOUPLED_HINT}."
+                )
+
+    def _factory(self, module: ModuleType) -> Any:
+        try:
+            return module.TritonPythonModel
+        except AttributeError:
+            version = self.args.get("model_version", "1")
+            stem = os.path.splitext(os.path.basename(self.path))[0]  # noqa: PTH119, PTH122
+            raise ModelError(
+                f"AttributeError: module '{version}.{stem}' has no attribute 'TritonPythonModel'"
+            ) from None
+
+    def _run(self, awaitable: Any) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(_as_coroutine(awaitable))
+
+
+async def _as_coroutine(awaitable: Any) -> Any:
+    return await awaitable
+
+
+class Threads:
+    """The threads of ``async_exec``, made when first asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: Any = None
+
+    def get(self) -> Any:
+        """The executor."""
+        with self._lock:
+            if self._pool is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._pool = ThreadPoolExecutor(64, thread_name_prefix="workbench-exec")
+            return self._pool
+
+    def close(self) -> None:
+        """Ends them without waiting."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.shutdown(wait=False)

@@ -1,0 +1,149 @@
+"""The life of a model's process: set up, execute until told to finish, finalize."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from workbench.backends._child import pb_utils, wire
+from workbench.backends._child.channel import Channel, received
+from workbench.backends._child.requests import Batch, Reply
+from workbench.backends._child.runner import ModelError, Runner, describe
+from workbench.backends._child.tensors import InferenceResponse
+
+
+class Responder:
+    """Collects the answers of a batch: final ones travel with its end, others at once."""
+
+    __slots__ = ("_at_once", "_channel", "_entries", "_lock", "_packer", "batch", "number")
+
+    def __init__(self, channel: Channel, number: int, size: int) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._entries: list[Any] = []
+        self._packer = wire.Packer()
+        self._at_once = False
+        self.number = number
+        self.batch = Batch(size, self.emit, self.leave, lambda index: channel.is_cancelled(number, index))
+
+    def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
+        """One answer of the model."""
+        if not self._at_once and final and not self.batch.decoupled:
+            with self._lock:
+                self._entries.append(entry(index, response, final, self._packer))
+            return
+        packer = wire.Packer()
+        only = (entry(index, response, final, packer),)
+        self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only), packer)
+
+    def leave(self, batch: Batch, error: str) -> None:
+        """The batch has been executed."""
+        self._at_once = True
+        with self._lock:
+            entries, packer = self._entries, self._packer
+        head = (self.number, True, batch.input_end, batch.output_start, error, tuple(entries))
+        self._channel.send(wire.RESPONSES, head, packer)
+
+
+def entry(index: int, response: InferenceResponse | None, final: bool, packer: wire.Packer) -> tuple[Any, ...]:
+    """A response as it stands in a head: (index, final, error code or -1, error text, parameters, tensors or None)."""
+    if response is None:
+        return index, final, -1, "", "", None
+    if response._error is not None:
+        return index, final, int(response._error.code()), response._error.message(), "", None
+    mark = len(packer.parts), packer.size
+    try:
+        tensors = tuple([packer.add(t._name, t._datatype, t.as_numpy()) for t in response._tensors])
+    except BaseException:  # an element of a BYTES tensor may be anything, and its str() may raise
+        del packer.parts[mark[0] :]
+        packer.size = mark[1]
+        raise
+    return index, final, -1, "", response._parameters, tensors
+
+
+def serve(fd: int) -> int:
+    """Runs until the server says finish or goes away. Gives the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    channel = Channel(sock)
+    setup = channel.next_work().head
+    die_with_parent(setup["parent"])
+    module = pb_utils.build(channel, setup["version_dir"])
+    sys.modules[pb_utils.NAME] = module
+    sys.path.extend([setup["version_dir"], setup["model_dir"]])
+    runner = Runner(setup["args"], setup["path"], lambda: load(setup["path"], setup["version_dir"]))
+    try:
+        if setup["mode"] == "auto_complete":
+            channel.send(wire.READY, runner.auto_complete(setup["args"]["model_config"]))
+            _leave()
+        runner.initialize()
+    except BaseException as error:
+        channel.send(wire.FAILED, (describe(error),))
+        _leave()
+    channel.send(wire.READY, "")
+    bound = module.InferenceRequest
+    while True:
+        frame = channel.next_work()
+        if frame.kind == wire.FINALIZE:
+            text = runner.finalize()
+            if text:
+                channel.log("error", f"finalize of '{runner.instance}' failed: {text}")
+            _leave()
+        number, packed = frame.head
+        responder = Responder(channel, number, len(packed))
+        requests = _requests(bound, packed, channel.payload(frame), responder.batch, runner.identity)
+        frame = packed = None  # type: ignore[assignment]
+        runner.execute(requests, responder.batch)
+        requests = responder = None  # type: ignore[assignment]
+
+
+def _requests(bound: Any, packed: Any, buffer: Any, batch: Batch, identity: Any) -> list[Any]:
+    requests = []
+    offset = 0
+    for index, (fields, entries) in enumerate(packed):
+        inputs, offset = received(entries, buffer, offset)
+        requests.append(bound.received(fields, inputs, Reply(batch, index), identity))
+    return requests
+
+
+def load(path: str, version_dir: str) -> ModuleType:
+    """Imports the model's file as ``<version>.<file>``, as Triton does.
+
+    Raises:
+        ModelError: there is no such file.
+    """
+    if not os.path.isfile(path):  # noqa: PTH113
+        raise ModelError(f"Python model file not found in '{path}'")
+    stem = os.path.splitext(os.path.basename(path))[0]  # noqa: PTH119, PTH122
+    name = f"{os.path.basename(version_dir)}.{stem}"  # noqa: PTH119
+    __import__(name)
+    return sys.modules[name]
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks Linux to kill this process when the thread that started it is gone; end of file does the same elsewhere."""
+    if sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _leave() -> None:
+    """Ends the process; threads that the model left behind do not keep it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(0)

@@ -1,0 +1,203 @@
+"""The protocol between a server and a model's process.
+
+A frame is a fixed header, a head in ``marshal`` format 2 (plain tuples, strings and numbers only; every Python reads and
+writes it, and nothing in it can run), and a payload of tensor bytes. A large payload lies in a slab, a piece of
+memory that both processes map; its file descriptor travels with the first frame that uses it. Frames go both ways at
+any time.
+
+Every tensor starts at a multiple of ``ALIGN`` in the payload.
+"""
+
+from __future__ import annotations
+
+import array
+import marshal
+import socket
+import struct
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from workbench.backends._child.dtypes import NUMPY, deserialize, serialize
+
+HEADER = struct.Struct("<IIBBxxIQ")
+"""head bytes, inline payload bytes, kind, number of descriptors, slab id (0: payload is inline), payload bytes in the slab."""
+
+ALIGN = 16
+INLINE_LIMIT = 48 * 1024
+"""A payload up to this size is cheaper through the socket than through a slab with its bookkeeping."""
+
+# server to model
+SETUP, EXECUTE, ANSWER, FINALIZE = 1, 2, 3, 4
+# model to server
+READY, FAILED, RESPONSES, CALL, LOG, FREED = 11, 12, 13, 14, 15, 16
+
+# what a CALL asks for
+INFER, CANCELLED, CANCEL = 1, 2, 3
+
+_PADDING = bytes(ALIGN)
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is no frame."""
+
+
+class Packer:
+    """Collects the tensors of one message; ``add`` gives the entry of the head that describes a tensor."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+        self.size = 0
+
+    def add(self, name: str, datatype: str, data: Any) -> tuple[str, str, tuple[int, ...], int]:
+        """Takes a tensor: (name, datatype, shape, bytes)."""
+        shape = data.shape
+        if datatype == "BYTES":
+            part: Any = serialize(data)
+            size = len(part)
+        else:
+            if not data.flags.c_contiguous:
+                data = np.ascontiguousarray(data)
+            size = data.nbytes
+            part = data.view(np.uint16) if datatype == "BF16" else data
+        if size:
+            self.parts.append(part)
+            rest = -size % ALIGN
+            if rest:
+                self.parts.append(_PADDING[:rest])
+            self.size += size + rest
+        return name, datatype, shape, size
+
+    def inline(self) -> bytes:
+        """The payload as one piece."""
+        return b"".join(self.parts)
+
+    def copy_into(self, target: Any) -> None:
+        """Copies the payload into a slab's memory (an array of uint8)."""
+        at = 0
+        for part in self.parts:
+            if isinstance(part, np.ndarray):
+                size = part.nbytes
+                target[at : at + size].view(part.dtype)[:] = part.reshape(-1)
+            else:
+                size = len(part)
+                target[at : at + size] = np.frombuffer(part, np.uint8)
+            at += size
+
+
+def unpack(datatype: str, shape: Any, buffer: Any, offset: int, size: int) -> Any:
+    """The array of a tensor: a view of ``buffer``, except for BYTES."""
+    if datatype == "BYTES":
+        return deserialize(buffer, offset, size).reshape(shape)
+    dtype = NUMPY[datatype]
+    expected = dtype.itemsize
+    for dim in shape:
+        expected *= dim
+    if expected != size:
+        raise ProtocolError(f"a tensor of {size} bytes where its shape takes {expected}")
+    if not size:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, buffer, offset)
+
+
+def padded(size: int) -> int:
+    """Where the next tensor starts after one of ``size`` bytes."""
+    return size + (-size % ALIGN)
+
+
+def encode(kind: int, head: Any, payload: bytes = b"", fds: int = 0, slab: tuple[int, int] = (0, 0)) -> list[bytes]:
+    """A frame in pieces for ``sendmsg``."""
+    packed = marshal.dumps(head, 2)
+    pieces = [HEADER.pack(len(packed), len(payload), kind, fds, slab[0], slab[1]) + packed]
+    if payload:
+        pieces.append(payload)
+    return pieces
+
+
+class Frame:
+    """A frame as it was read."""
+
+    __slots__ = ("fds", "head", "kind", "payload", "slab_id", "slab_size")
+
+    def __init__(self, kind: int, head: Any, payload: bytearray, fds: list[int], slab_id: int, slab_size: int) -> None:
+        self.kind = kind
+        self.head = head
+        self.payload = payload
+        self.fds = fds
+        self.slab_id = slab_id
+        self.slab_size = slab_size
+
+
+class FrameReader:
+    """Cuts what arrives on a socket into frames. ``frames`` holds those that are complete."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(256 * 1024)
+        self._start = 0
+        self._end = 0
+        self._fds: deque[int] = deque()
+        self.frames: deque[Frame] = deque()
+
+    def read(self, sock: socket.socket) -> bool:
+        """One ``recvmsg``; False at the end of the stream.
+
+        Raises:
+            BlockingIOError: nothing there, on a non-blocking socket.
+            ProtocolError: what came is no frame.
+        """
+        self._make_room()
+        view = memoryview(self._buffer)[self._end :]
+        count, ancillary, _, _ = sock.recvmsg_into([view], 512)
+        view.release()
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+                self._fds.extend(fds)
+        if not count:
+            return False
+        self._end += count
+        self._cut()
+        return True
+
+    def close(self) -> list[int]:
+        """The descriptors that no frame has taken."""
+        fds = list(self._fds)
+        self._fds.clear()
+        return fds
+
+    def _make_room(self) -> None:
+        pending = self._end - self._start
+        if not pending:
+            self._start = self._end = 0
+        needed = HEADER.size
+        if pending >= HEADER.size:
+            head, inline = HEADER.unpack_from(self._buffer, self._start)[:2]
+            needed = HEADER.size + head + inline
+        if self._start + max(needed, pending + 4096) > len(self._buffer):
+            fresh = bytearray(max(len(self._buffer), 2 * needed)) if needed > len(self._buffer) else self._buffer
+            fresh[:pending] = self._buffer[self._start : self._end]
+            self._buffer = fresh
+            self._start, self._end = 0, pending
+        if pending == 0 and len(self._buffer) > 4 * 1024 * 1024:
+            self._buffer = bytearray(256 * 1024)
+
+    def _cut(self) -> None:
+        while self._end - self._start >= HEADER.size:
+            head_size, inline, kind, fds, slab_id, slab_size = HEADER.unpack_from(self._buffer, self._start)
+            body = self._start + HEADER.size
+            end = body + head_size + inline
+            if end > self._end:
+                return
+            with memoryview(self._buffer) as view:
+                try:
+                    head = marshal.loads(view[body : body + head_size])
+                    taken = [self._fds.popleft() for _ in range(fds)]
+                except (ValueError, EOFError, TypeError, IndexError) as error:
+                    raise ProtocolError(f"a broken frame: {error}") from error
+                payload = bytearray(view[body + head_size : end])
+            self.frames.append(Frame(kind, head, payload, taken, slab_id, slab_size))
+            self._start = end

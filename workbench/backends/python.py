@@ -1,0 +1,214 @@
+"""The Python backend: a model.py with a class ``TritonPythonModel``, in processes of its own or on threads."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+from pathlib import Path
+from typing import Any, Literal
+
+from workbench.backends._child import wire
+from workbench.backends.base import Instance, InstanceSpec, LoadedModel, ModelContext, ModelDescription
+from workbench.backends.python_launch import Child, Keeper, exit_text, interpreter_for
+from workbench.backends.python_process import ProcessInstance, ProcessOptions
+from workbench.backends.python_thread import ThreadInstance
+from workbench.errors import BackendError, InstanceDied
+
+EXECUTION_PARAMETER = "WORKBENCH_EXECUTION"
+AUTO_COMPLETE_LIMIT_S = 120.0
+_PLAIN_CLASS = re.compile(r"^class\s+TritonPythonModel\s*(\(\s*(object)?\s*\))?\s*:", re.MULTILINE)
+
+
+class PythonBackend:
+    """Triton's backend ``python``."""
+
+    name = "python"
+
+    def describe(self, context: ModelContext) -> ModelDescription | None:
+        """None: a model.py says nothing of its tensors, except through ``auto_complete_config``."""
+        return None
+
+    def auto_complete(self, context: ModelContext) -> Any | None:
+        """What the model's ``auto_complete_config`` makes of the configuration; None where it has none.
+
+        Raises:
+            BackendError: what the model raised, in Triton's words; its process died or took too long.
+        """
+        path = model_file(context)
+        if not path.is_file() or not _may_auto_complete(context, path):
+            return None
+        keeper = Keeper(context.host, context.name)
+        try:
+            child = keeper.spawn(_interpreter(context), context.name).result()
+            try:
+                text = _ask(child, _setup(context, path, "auto_complete"), context.name)
+            finally:
+                child.sock.close()
+                child.end(0.5, 1.0)
+        finally:
+            keeper.close()
+        return _parse(text, context) if text else None
+
+    def open(self, context: ModelContext) -> LoadedModel:
+        """Opens a model version.
+
+        Raises:
+            BackendError: there is no model.py, or a setting of the backend makes no sense.
+        """
+        path = model_file(context)
+        if not path.is_file():
+            raise BackendError(f"Python model file not found in '{path}'", where=context.name)
+        return PythonModel(context, path)
+
+
+class PythonModel:
+    """A model version: makes instances in processes or on threads."""
+
+    reads_max_batch_size = True
+
+    def __init__(self, context: ModelContext, path: Path) -> None:
+        self.execution = execution_mode(context)
+        self._context = context
+        self._path = path
+        self._keeper: Keeper | None = None
+        if self.execution == "process":
+            self._options = ProcessOptions(_interpreter(context), _setup(context, path, "run"), **_settings(context))
+            self._keeper = Keeper(context.host, context.name)
+
+    def create_instance(self, spec: InstanceSpec) -> Instance:
+        """Makes an instance and waits for its ``initialize``.
+
+        Raises:
+            BackendError: what the model raised, in Triton's words.
+        """
+        if self._keeper is None:
+            thread = ThreadInstance(self._context, spec, model_args(self._context), self._path)
+            thread.open()
+            return thread
+        process = ProcessInstance(self._context, spec, self._keeper, self._options)
+        process.open()
+        return process
+
+    def close(self) -> None:
+        """Ends the thread that keeps the processes."""
+        if self._keeper is not None:
+            self._keeper.close()
+
+
+def model_file(context: ModelContext) -> Path:
+    """The model's file: ``default_model_filename``, else model.py."""
+    return context.version_dir / (context.config.default_model_filename or "model.py")
+
+
+def execution_mode(context: ModelContext) -> Literal["process", "thread"]:
+    """Where the model runs: the parameter WORKBENCH_EXECUTION, else what the engine was started with.
+
+    Raises:
+        BackendError: the parameter says something else than thread or process.
+    """
+    chosen = _parameter(context, EXECUTION_PARAMETER) or context.python_execution
+    if chosen not in ("process", "thread"):
+        raise BackendError(
+            f"parameter {EXECUTION_PARAMETER} of model '{context.name}' is '{chosen}', expected 'process' or 'thread'"
+        )
+    return "thread" if chosen == "thread" else "process"
+
+
+def model_args(context: ModelContext) -> dict[str, str]:
+    """What ``initialize`` gets, as strings; the instance's three are added by the instance."""
+    return {
+        "model_config": context.config_json,
+        "model_instance_kind": "CPU",
+        "model_instance_name": context.name,
+        "model_instance_device_id": "0",
+        "model_repository": str(context.model_dir),
+        "model_version": str(context.version),
+        "model_name": context.name,
+    }
+
+
+def _parameter(context: ModelContext, key: str) -> str:
+    parameters = context.config.parameters
+    return str(parameters[key].string_value) if key in parameters else ""
+
+
+def _interpreter(context: ModelContext) -> str:
+    return interpreter_for(_parameter(context, "EXECUTION_ENV_PATH"), context.model_dir)
+
+
+def _settings(context: ModelContext) -> dict[str, Any]:
+    """``--backend-config=python,stub-timeout-seconds=N``: how long a process may take to finalize (Triton's 30 s)."""
+    text = context.backend_config.get("stub-timeout-seconds", "")
+    if not text:
+        return {}
+    try:
+        return {"finalize_s": float(text)}
+    except ValueError:
+        raise BackendError(f"backend setting stub-timeout-seconds is '{text}', expected a number") from None
+
+
+def _setup(context: ModelContext, path: Path, mode: str) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "parent": os.getpid(),
+        "args": model_args(context),
+        "path": str(path),
+        "version_dir": str(context.version_dir),
+        "model_dir": str(context.model_dir),
+    }
+
+
+def _may_auto_complete(context: ModelContext, path: Path) -> bool:
+    """Spares a process where the sources cannot have an ``auto_complete_config``.
+
+    A class that inherits may get it from anywhere; a plain class has it only if a file of the model says the name.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not _PLAIN_CLASS.search(text):
+        return True
+    files = [path, *context.version_dir.glob("*.py"), *context.model_dir.glob("*.py")]
+    return any("auto_complete_config" in file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def _ask(child: Child, setup: dict[str, Any], name: str) -> str:
+    """Sends the order to a process and waits for READY, with a limit; log lines are dropped here."""
+    sock: socket.socket = child.sock
+    for piece in wire.encode(wire.SETUP, ((), setup)):
+        sock.setblocking(True)
+        sock.sendall(piece)
+    sock.settimeout(AUTO_COMPLETE_LIMIT_S)
+    reader = wire.FrameReader()
+    while True:
+        while reader.frames:
+            frame = reader.frames.popleft()
+            if frame.kind == wire.READY:
+                return str(frame.head[1])
+            if frame.kind == wire.FAILED:
+                raise BackendError(str(frame.head[1][0]), where=name)
+        ready, _, _ = select.select([sock], [], [], AUTO_COMPLETE_LIMIT_S)
+        if not ready:
+            raise BackendError(f"auto_complete_config of model '{name}' took more than {AUTO_COMPLETE_LIMIT_S:g} s")
+        try:
+            alive = reader.read(sock)
+        except OSError:
+            alive = False
+        if not alive and not reader.frames:
+            child.end(0.5, 0.5)
+            raise InstanceDied(
+                f"Stub process '{name}' is not healthy.", where=name, hint=exit_text(child.popen.returncode)
+            )
+
+
+def _parse(text: str, context: ModelContext) -> Any:
+    from google.protobuf import json_format
+
+    message = type(context.config)()
+    try:
+        json_format.Parse(text, message)
+    except json_format.ParseError as error:
+        raise BackendError(
+            f"auto_complete_config of model '{context.name}' gave a configuration that cannot be read: {error}"
+        ) from error
+    return message

@@ -1,0 +1,111 @@
+"""Between the protocol's requests and responses and the frames of a model's process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.backends._child import wire
+from workbench.errors import BackendError, Code, NotFound, NotReady, WorkbenchError
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
+
+# The request's own fields, which Triton takes out of the parameters, and the front end's.
+RESERVED = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", "binary_data_size")
+)
+CODES: tuple[Code, ...] = (
+    Code.UNKNOWN,
+    Code.INTERNAL,
+    Code.NOT_FOUND,
+    Code.INVALID_ARG,
+    Code.UNAVAILABLE,
+    Code.UNSUPPORTED,
+    Code.ALREADY_EXISTS,
+    Code.CANCELLED,
+)
+"""By TRITONSERVER_Error_Code."""
+NUMBERS = {code: number for number, code in enumerate(CODES)}
+
+_NO_FIELDS = ("", 0, 0, 0, "", None)
+
+
+def parameters_json(parameters: Mapping[str, Parameter]) -> str:
+    """A request's parameters as a model sees them: compact JSON, "" for none."""
+    kept = {key: value for key, value in parameters.items() if key not in RESERVED}
+    return json.dumps(kept, separators=(",", ":")) if kept else ""
+
+
+def request_fields(request: InferenceRequest) -> tuple[Any, ...]:
+    """What a model's ``InferenceRequest.received`` takes: id, correlation id, flags, timeout, parameters, outputs."""
+    parameters = parameters_json(request.parameters) if request.parameters else ""
+    flags = int(request.sequence_start) | int(request.sequence_end) << 1
+    outputs = tuple([output.name for output in request.outputs]) if request.outputs else None
+    fields = (request.id, request.sequence_id, flags, request.timeout, parameters, outputs)
+    return _NO_FIELDS if fields == _NO_FIELDS else fields
+
+
+def pack_requests(requests: Any, packer: wire.Packer) -> tuple[Any, ...]:
+    """A batch as the head of an EXECUTE frame."""
+    add = packer.add
+    return tuple(
+        [
+            (request_fields(request), tuple([add(t.name, t.datatype, t.data) for t in request.inputs]))
+            for request in requests
+        ]
+    )
+
+
+def unpack_tensors(entries: Any, buffer: Any, offset: int) -> tuple[list[Tensor], int]:
+    """The tensors of a head, from ``offset`` of the payload, and where the next ones start."""
+    tensors = []
+    for name, datatype, shape, size in entries:
+        tensors.append(Tensor(name, datatype, shape, wire.unpack(datatype, shape, buffer, offset, size)))
+        offset += size + (-size % wire.ALIGN)
+    return tensors, offset
+
+
+def parse_parameters(text: str) -> dict[str, Parameter]:
+    """A response's parameters from their JSON."""
+    return json.loads(text) if text else {}
+
+
+def model_error(number: int, message: str) -> WorkbenchError:
+    """The error that a model answered with."""
+    return BackendError(message, code=CODES[number] if 0 <= number < len(CODES) else Code.UNKNOWN)
+
+
+def nested_request(head: Any, tensors: list[Tensor], parent_seq: int) -> InferenceRequest:
+    """The request that a model made (BLS); ``head`` as the channel's ``infer`` packs it."""
+    name, version, request_id, correlation_id, flags, timeout, parameters, outputs = head
+    return InferenceRequest(
+        model_name=name,
+        inputs=tensors,
+        outputs=[RequestedOutput(output) for output in outputs],
+        model_version=version,
+        id=request_id,
+        parameters=parse_parameters(parameters),
+        timeout=timeout,
+        sequence_id=correlation_id,
+        sequence_start=bool(flags & 1),
+        sequence_end=bool(flags & 2),
+        parent_seq=parent_seq,
+    )
+
+
+def refusal_text(model: str, error: WorkbenchError) -> str:
+    """What a model reads when its nested request was refused at once (python_backend's request_executor.cc)."""
+    message = error.message
+    if isinstance(error, NotFound | NotReady):
+        message = f"Failed for execute the inference request. Model '{model}' is not ready."
+    return f"Model {model} - Error when running inference: {message}"
+
+
+def answer_head(response: InferenceResponse, packer: wire.Packer) -> tuple[Any, ...]:
+    """A nested request's response as the rest of an ANSWER head: final, code, text, parameters, tensors."""
+    if response.error is not None:
+        # Triton hands every error of a nested request on as INTERNAL
+        return response.final, NUMBERS[Code.INTERNAL], response.error.message, "", None
+    tensors = tuple([packer.add(t.name, t.datatype, t.data) for t in response.outputs])
+    parameters = json.dumps(dict(response.parameters)) if response.parameters else ""
+    return response.final, -1, "", parameters, tensors

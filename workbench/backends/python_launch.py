@@ -1,0 +1,251 @@
+"""Starting the processes of Python models, and forwarding what they print.
+
+A ``Keeper`` is one thread for each loaded model. It starts every process of that model, because Linux ties a child's
+parent-death signal to the *thread* that started it, and it reads their standard output and error, so that a model that
+prints a gigabyte costs the event loop nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+from workbench.backends.base import BackendHost, LogLevel
+from workbench.clock import Clock
+from workbench.errors import BackendError
+
+CHILD_FILE = Path(__file__).parent / "_child" / "main.py"
+LINES_PER_SECOND = 200
+LINE_LIMIT = 8192
+
+
+class Child:
+    """A started process with the server's end of its socket pair (not blocking)."""
+
+    __slots__ = ("popen", "sock")
+
+    def __init__(self, popen: subprocess.Popen[bytes], sock: socket.socket) -> None:
+        self.popen = popen
+        self.sock = sock
+
+    def end(self, wait_s: float, terminate_s: float = 2.0) -> str:
+        """Waits for the process to end, then terminates it, then kills it. Blocks. Gives what it took."""
+        steps: list[tuple[str, float, Callable[[], None] | None]] = [
+            ("ended", wait_s, None),
+            ("terminated", terminate_s, self.popen.terminate),
+            ("killed", 10.0, self.popen.kill),
+        ]
+        for name, seconds, action in steps:
+            if action is not None:
+                action()
+            try:
+                self.popen.wait(seconds)
+                return name
+            except subprocess.TimeoutExpired:
+                continue
+        return "not ended"
+
+
+def exit_text(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "ended"
+    if code < 0:
+        import signal
+
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"
+
+
+class LineForwarder:
+    """Turns a stream's bytes into log lines: a bounded number a second, each of a bounded length."""
+
+    def __init__(self, log: Callable[[LogLevel, str], None], level: LogLevel, clock: Clock) -> None:
+        self._log = log
+        self._level: LogLevel = level
+        self._clock = clock
+        self._rest = b""
+        self._tokens = float(LINES_PER_SECOND)
+        self._refilled = clock()
+        self._dropped = 0
+
+    def feed(self, data: bytes) -> None:
+        """Takes what was read; b"" at the end of the stream."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()[:LINE_LIMIT] if data else b""
+        if not data and lines and not lines[-1]:
+            lines.pop()
+        now = self._clock()
+        self._tokens = min(LINES_PER_SECOND, self._tokens + (now - self._refilled) * LINES_PER_SECOND / 1e9)
+        self._refilled = now
+        room = int(self._tokens)
+        shown, dropped = lines[:room], len(lines) - room
+        self._tokens -= len(shown)
+        if shown and self._dropped:
+            self._log("warning", f"{self._dropped} lines of output were dropped")
+            self._dropped = 0
+        for line in shown:
+            if text := line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r"):
+                self._log(self._level, text)
+        self._dropped += max(0, dropped)
+        if not data and self._dropped:
+            self._log("warning", f"{self._dropped} lines of output were dropped")
+            self._dropped = 0
+
+
+class Keeper:
+    """The thread that starts a model's processes and reads what they print."""
+
+    def __init__(self, host: BackendHost, model: str) -> None:
+        self._host = host
+        self._model = model
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._pipes: set[IO[bytes]] = set()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._main, name=f"workbench-keeper-{model}", daemon=True)
+        self._thread.start()
+
+    def spawn(self, interpreter: str, instance: str) -> Future[Child]:
+        """Starts a process; the future fails with BackendError where that does not work."""
+        future: Future[Child] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(self._spawn(interpreter, instance))
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                future.set_exception(
+                    BackendError(f"cannot start the process of '{instance}': {error}", where=interpreter)
+                )
+
+        if not self.run(job):
+            future.set_exception(BackendError(f"model '{self._model}' is closed"))
+        return future
+
+    def run(self, job: Callable[[], None]) -> bool:
+        """Runs something short on the keeper's thread; False where it has ended."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._jobs.put(job)
+            os.write(self._wake_write, b"x")
+        return True
+
+    def close(self) -> None:
+        """Ends the thread and closes the pipes. Call it when the processes have ended. Blocks."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._jobs.put(None)
+            os.write(self._wake_write, b"x")
+        self._thread.join()
+        os.close(self._wake_write)
+
+    def _spawn(self, interpreter: str, instance: str) -> Child:
+        ours, theirs = socket.socketpair()
+        try:
+            popen = subprocess.Popen(
+                [interpreter, "-u", str(CHILD_FILE), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C in the notebook is not for the models
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        for pipe, level in ((popen.stdout, "info"), (popen.stderr, "warning")):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            forward = LineForwarder(self._log_for(instance), level, self._host.clock)  # type: ignore[arg-type]
+            self._pipes.add(pipe)
+            self._selector.register(pipe, selectors.EVENT_READ, forward)
+        return Child(popen, ours)
+
+    def _log_for(self, instance: str) -> Callable[[LogLevel, str], None]:
+        return lambda level, text: self._host.log(level, text, model=self._model, instance=instance)
+
+    def _main(self) -> None:
+        running = True
+        while running:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    os.read(self._wake_read, 4096)
+                    while not self._jobs.empty():
+                        job = self._jobs.get()
+                        if job is None:
+                            running = False
+                        else:
+                            job()
+                else:
+                    self._read(key.fileobj, key.data)
+        for pipe in list(self._pipes):
+            while self._read(pipe, self._selector.get_key(pipe).data):
+                pass
+            if pipe in self._pipes:
+                self._drop(pipe)
+        self._selector.close()
+        os.close(self._wake_read)
+
+    def _read(self, pipe: Any, forward: LineForwarder) -> bool:
+        """Reads a piece; whether there may be more."""
+        try:
+            data = os.read(pipe.fileno(), 65536)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        forward.feed(data)
+        if not data:
+            self._drop(pipe)
+        return bool(data)
+
+    def _drop(self, pipe: Any) -> None:
+        self._selector.unregister(pipe)
+        self._pipes.discard(pipe)
+        pipe.close()
+
+
+def interpreter_for(parameter: str, model_dir: Path) -> str:
+    """The interpreter for ``EXECUTION_ENV_PATH``, the server's own where that is empty.
+
+    Raises:
+        BackendError: the place does not exist, or is no environment.
+    """
+    if not parameter:
+        return sys.executable
+    path = Path(parameter.replace("$$TRITON_MODEL_DIRECTORY", str(model_dir)))
+    if not path.exists():
+        raise BackendError(
+            f"EXECUTION_ENV_PATH '{parameter}' not found, looked in '{path}'",
+            hint="give an absolute path that the server can see, or one that starts with $$TRITON_MODEL_DIRECTORY",
+        )
+    if path.is_dir():
+        for name in ("bin/python", "bin/python3"):
+            if (path / name).exists():
+                return str(path / name)
+        raise BackendError(f"EXECUTION_ENV_PATH '{path}' is no Python environment: it has no bin/python")
+    raise BackendError(
+        f"EXECUTION_ENV_PATH '{path}' is a packed environment, which is not supported here",
+        hint="unpack it and give the directory",
+    )

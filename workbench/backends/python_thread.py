@@ -1,0 +1,288 @@
+"""An instance of a Python model on a thread of the server's process: for debugging, and results are "not like Triton".
+
+Every model gets modules of its own: model.py and the helper modules beside it live in a package with a unique name, and
+an ``import`` inside them finds ``triton_python_backend_utils`` bound to their model, without a change to ``sys.path``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any, Literal
+
+from workbench.backends._child import pb_utils
+from workbench.backends._child.requests import Batch, Reply
+from workbench.backends._child.requests import InferenceRequest as ModelRequest
+from workbench.backends._child.runner import ModelError, Runner, Threads, describe
+from workbench.backends._child.tensors import ErrorCode, InferenceResponse, TritonError
+from workbench.backends._child.tensors import Tensor as ModelTensor
+from workbench.backends.base import BackendHost, Execution, InstanceSpec, ModelContext
+from workbench.backends.python_convert import (
+    model_error,
+    nested_request,
+    parse_parameters,
+    refusal_text,
+    request_fields,
+)
+from workbench.errors import BackendError, WorkbenchError
+from workbench.protocol.tensors import InferenceResponse as ProtocolResponse
+from workbench.protocol.tensors import Tensor, as_bytes_array
+
+_numbers = itertools.count(1)  # names of modules, unique in the process because sys.modules is
+
+
+class ThreadRuntime:
+    """How a model on a thread reaches the engine (see ``Runtime``)."""
+
+    def __init__(self, host: BackendHost, model: str, instance: str) -> None:
+        self._host = host
+        self._model = model
+        self._instance = instance
+        self._threads = Threads()
+        self.parent_seq = -1
+
+    def infer(self, request: ModelRequest) -> Iterator[tuple[InferenceResponse, bool]]:
+        """Runs a nested request on the engine's loop and waits for its responses on this thread."""
+        loop = self._host.loop
+        if _runs_here(loop):
+            raise BackendError("a nested request cannot wait on the engine's own thread")
+        answers: SimpleQueue[ProtocolResponse | WorkbenchError] = SimpleQueue()
+        cancels: list[Callable[[], None]] = []
+        head = (
+            request._model_name,
+            request._model_version,
+            request._id,
+            request._correlation_id,
+            request._flags,
+            request._timeout,
+            request._parameters,
+            tuple(request._outputs),
+        )
+        tensors = [_to_protocol(tensor) for tensor in request._inputs]
+        nested = nested_request(head, tensors, self.parent_seq)
+
+        def submit() -> None:
+            try:
+                cancels.append(self._host.infer(nested, answers.put))
+            except WorkbenchError as error:
+                answers.put(error)
+
+        loop.call_soon_threadsafe(submit)
+        final = False
+        try:
+            while not final:
+                answer = answers.get()
+                if isinstance(answer, WorkbenchError):
+                    final = True
+                    text = refusal_text(request._model_name, answer)
+                    yield InferenceResponse(error=TritonError(text)), True
+                else:
+                    final = answer.final
+                    yield _to_model(answer), final
+        finally:
+            if not final:
+                loop.call_soon_threadsafe(lambda: [cancel() for cancel in cancels])
+
+    def executor(self) -> Any:
+        """Threads for ``async_exec``."""
+        return self._threads.get()
+
+    def log(self, level: str, message: str) -> None:
+        """A line for the server's log."""
+        self._host.log(level, message, model=self._model, instance=self._instance)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Ends the threads of ``async_exec``."""
+        self._threads.close()
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _to_model(response: ProtocolResponse) -> InferenceResponse:
+    if response.error is not None:
+        return InferenceResponse(error=TritonError(response.error.message, ErrorCode.INTERNAL))
+    answer = InferenceResponse([ModelTensor.wrap(t.name, t.datatype, t.shape, t.data, True) for t in response.outputs])
+    answer._parameters = "" if not response.parameters else _json(response.parameters)
+    return answer
+
+
+def _json(parameters: Any) -> str:
+    import json
+
+    return json.dumps(dict(parameters))
+
+
+def _to_protocol(tensor: ModelTensor) -> Tensor:
+    array = tensor.as_numpy()
+    if tensor._datatype == "BYTES":
+        array = as_bytes_array(array)
+    return Tensor(tensor._name, tensor._datatype, array.shape, array)
+
+
+class ThreadInstance:
+    """A ``ThreadInstance`` of the engine's seam."""
+
+    kind: Literal["thread"] = "thread"
+
+    def __init__(self, context: ModelContext, spec: InstanceSpec, args: dict[str, str], path: Path) -> None:
+        args = {
+            **args,
+            "model_instance_name": spec.name,
+            "model_instance_kind": spec.kind.removeprefix("KIND_"),
+            "model_instance_device_id": str(spec.device_id),
+        }
+        self._context = context
+        self._runtime = ThreadRuntime(context.host, context.name, spec.name)
+        self._module = pb_utils.build(self._runtime, str(context.version_dir))
+        self._space = ModelSpace(self._module, (context.version_dir, context.model_dir))
+        self._runner = Runner(args, str(path), lambda: self._space.load(path))
+        self._bound: Any = self._module.__dict__["InferenceRequest"]
+
+    def open(self) -> None:
+        """Imports the model and calls its ``initialize``.
+
+        Raises:
+            BackendError: what the model raised, in Triton's words.
+        """
+        try:
+            self._runner.initialize()
+        except BaseException as error:
+            self._space.close()
+            raise BackendError(describe(error), where=self._runner.instance) from error
+
+    def execute(self, execution: Execution) -> None:
+        """Runs a batch; returns when every request is answered (decoupled: when the model's execute has returned)."""
+        left = threading.Event()
+        failed: list[str] = []
+        name, version = self._context.name, self._context.version
+
+        def emit(index: int, response: InferenceResponse | None, final: bool) -> None:
+            answer = ProtocolResponse(name, version, execution.requests[index].id, final=final)
+            if response is not None:
+                error = response._error
+                if error is not None:
+                    answer.error = model_error(int(error.code()), error.message())
+                else:
+                    answer.outputs = [_to_protocol(tensor) for tensor in response._tensors]
+                    if response._parameters:
+                        answer.parameters = parse_parameters(response._parameters)
+            execution.respond(index, answer)
+
+        def leave(_: Batch, error: str) -> None:
+            if error:
+                failed.append(error)
+            left.set()
+
+        batch = Batch(len(execution.requests), emit, leave, execution.is_cancelled)
+        received, wrap, identity = self._bound.received, ModelTensor.wrap, self._runner.identity
+        requests = [
+            received(
+                request_fields(request),
+                [wrap(t.name, t.datatype, t.shape, t.data, True) for t in request.inputs],
+                Reply(batch, index),
+                identity,
+            )
+            for index, request in enumerate(execution.requests)
+        ]
+        self._runtime.parent_seq = execution.seqs[0] if execution.seqs else -1
+        self._runner.execute(requests, batch)
+        del requests
+        left.wait()
+        execution.input_end = max(batch.input_end, execution.compute_start)
+        execution.output_start = max(batch.output_start, execution.input_end)
+        if failed:
+            raise BackendError(failed[0], where=self._runner.instance)
+
+    def close(self) -> None:
+        """Calls the model's ``finalize`` and takes its modules away."""
+        text = self._runner.finalize()
+        if text:
+            self._runtime.log("error", f"finalize of '{self._runner.instance}' failed: {text}")
+        self._runtime.close()
+        self._space.close()
+
+
+class ModelSpace(importlib.abc.MetaPathFinder):
+    """The modules of one instance: a package ``_workbench_model_N`` over the version's and the model's directory."""
+
+    def __init__(self, module: ModuleType, places: Sequence[Path]) -> None:
+        self._pb_utils = module
+        self._name = f"_workbench_model_{next(_numbers)}"
+        self._places = [str(place) for place in places]
+        self._builtins = {**vars(builtins), "__import__": self._import}
+        package = ModuleType(self._name)
+        package.__path__ = self._places
+        sys.modules[self._name] = package
+        sys.meta_path.insert(0, self)
+
+    def load(self, path: Path) -> ModuleType:
+        """Imports the model's file.
+
+        Raises:
+            ModelError: there is no such file.
+        """
+        if not path.is_file():
+            raise ModelError(f"Python model file not found in '{path}'")
+        return importlib.import_module(f"{self._name}.{path.stem}")
+
+    def close(self) -> None:
+        """Takes the modules out of ``sys.modules``."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for name in [name for name in sys.modules if name == self._name or name.startswith(self._name + ".")]:
+            del sys.modules[name]
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Finds modules of this instance only, and makes their ``import`` look here first."""
+        if not fullname.startswith(self._name + "."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(spec.loader, self._builtins)
+        return spec
+
+    def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if level == 0:
+            if name == pb_utils.NAME:
+                return self._pb_utils
+            top = name.partition(".")[0]
+            own = f"{self._name}.{top}"
+            if own in sys.modules or importlib.machinery.PathFinder.find_spec(own, self._places) is not None:
+                module = importlib.import_module(f"{self._name}.{name}")
+                if not fromlist:
+                    return sys.modules[own]
+                return builtins.__import__(f"{self._name}.{name}", globals, locals, fromlist, 0) or module
+        return builtins.__import__(name, globals, locals, fromlist, level)
+
+
+class _Loader(importlib.abc.Loader):
+    """Runs a module's code with the builtins of its instance."""
+
+    def __init__(self, loader: importlib.machinery.SourceFileLoader, names: dict[str, Any]) -> None:
+        self._loader = loader
+        self._names = names
+
+    def create_module(self, spec: Any) -> ModuleType | None:
+        """The default module."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the module."""
+        module.__dict__["__builtins__"] = self._names
+        code = self._loader.get_code(module.__name__)
+        exec(code, module.__dict__)  # type: ignore[arg-type]
