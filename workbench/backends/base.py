@@ -50,7 +50,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One instance: ``name`` is Triton's ``<group>_<n>``, ``kind`` KIND_CPU or KIND_GPU, ``index`` counts over groups."""
+    """One instance: ``name`` is Triton's ``<group>_<n>``, ``kind`` KIND_CPU or KIND_GPU; ``index`` counts them all."""
 
     name: str
     kind: str
@@ -102,15 +102,15 @@ class Execution:
     """One batch on its way through an instance.
 
     ``respond(i, response)`` answers request ``i``; a response with ``final=False`` is sent on at once, final ones may
-    be delivered together when the batch ends. Stamps are nanoseconds of the host's clock: ``compute_start`` is set by the
-    engine when the instance begins, ``input_end`` (inputs are ready for the framework) and ``output_start`` (the
+    be delivered together when the batch ends. Stamps are nanoseconds of the host's clock: ``compute_start`` is set by
+    the engine when the instance begins, ``input_end`` (inputs are ready for the framework) and ``output_start`` (the
     framework is done) by the backend, ``compute_end`` by ``finish``. ``finish`` is called exactly once, by the engine
     for thread instances and by the instance for loop instances; a request left unanswered then gets ``error`` (or an
     internal error), so that nothing is lost. A decoupled model may go on responding after ``finish``; the request ends
     with its final response.
 
-    ``rows`` and ``seqs`` run beside ``requests``: how many rows each has (max(1, batch dimension)), the ``seq`` of its
-    record, which a nested request (BLS) names as ``parent_seq``. ``sequence`` is the batch's number, ``batch_seq``.
+    ``rows`` and ``seqs`` run beside ``requests``: how many rows each has (max(1, batch dimension)), the ``seq`` of
+    its record, which a nested request (BLS) names as ``parent_seq``. ``sequence`` is the batch's number, ``batch_seq``.
     """
 
     requests: Sequence[InferenceRequest]

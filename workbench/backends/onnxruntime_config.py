@@ -205,7 +205,8 @@ def _check_dims(config: Any, item: Any, spec: TensorSpec, *, exact: bool) -> Non
         if any(dim != 1 for dim in dims):
             raise InvalidRequest(
                 f"unable to load model '{config.name}', scalar tensor '{item.name}', should only provide 1 in the "
-                f"model configuration when the model doesn't support batching. Model configuration provided: {_shape(dims)}."
+                "model configuration when the model doesn't support batching. Model configuration provided: "
+                f"{_shape(dims)}."
             )
         return
     head = f"model '{config.name}', tensor '{item.name}': "

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.config import ConfigDocument, Edit, to_json
+from workbench.config import ConfigChange, ConfigDocument, Edit, change_class, to_json
 from workbench.engine.core import EngineCore
 from workbench.engine.entry import ModelEntry
 from workbench.engine.instances import instance_specs, make_slots, plan_update
 from workbench.engine.lifecycle import Lifecycle
 from workbench.engine.model import ModelVersion
-from workbench.engine.options import ChangeClass, ConfigureResult, SaveResult
-from workbench.engine.prepare import changed_fields, overlay
+from workbench.engine.options import ConfigureResult, SaveResult
+from workbench.engine.prepare import Polled, overlay
 from workbench.errors import ConfigError, LoadFailed, NotFound, NotReady
-
-LIVE_FIELDS = frozenset({"dynamic_batching", "response_cache", "metric_tags", "model_metrics", "version_policy"})
-"""Top-level fields that are changed in place. ``max_batch_size`` joins them where the backend does not read it."""
 
 
 class Configurator:
@@ -82,67 +79,44 @@ class Configurator:
         assert entry.document is not None
         polled = self._lifecycle.poll_document(entry.source, document, entry.overridden)
         models = entry.ready()
-        kind, reasons = self.classify(entry, polled.raw)
-        configs: dict[int, Any] = {}
-        if kind in ("none", "live", "instances"):
-            gpus = self._lifecycle.gpus(polled.config.backend)
-            configs = {number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in models.items()}
+        gpus = self._lifecycle.gpus(polled.config.backend)
+        configs = {number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in models.items()}
+        change = self._classify(models, configs)
+        reload = change.kind == "reload" or set(polled.versions) != set(models)
         if not dry_run:
-            if kind == "reload" or (kind != "none" and set(polled.versions) != set(models)):
-                kind = "reload"
-                await self._reload(entry, polled)
+            if reload:
+                # versions that do not change stay as they are (a change of the version policy alone)
+                await self._lifecycle.apply(entry, polled, entry.saved)
             else:
-                if kind == "instances":
+                if change.kind == "instances":
                     await self._update_instances(entry, configs)
-                self._apply_live(entry, polled, configs, bump=document.data != entry.document.data)
+                if document.data != entry.document.data:
+                    self._apply_live(entry, polled, configs)
         latest = entry.latest()
-        config = configs.get(max(configs)) if configs else None
-        if config is None:
-            config = latest.config if latest is not None and not dry_run else polled.config
+        shown = latest.config if latest is not None and not dry_run else configs[max(configs)]
         saved = ConfigDocument.parse(entry.saved or b"", document.path)
         return ConfigureResult(
             model=entry.name,
             epoch=entry.epoch,
-            change_class=kind,
-            reasons=tuple(reasons),
-            triton=_in_triton(kind, reasons),
+            change_class=change.kind,
+            reasons=change.reasons,
+            triton=change.triton,
             diff=saved.diff(document),
             took_ms=(self._core.clock() - started) / 1e6,
             dirty=saved.data != document.data,
-            config=to_json(config),
+            config=to_json(shown),
         )
 
-    def classify(self, entry: ModelEntry, after: Any) -> tuple[ChangeClass, list[str]]:
-        """What a change to this configuration needs here, and why."""
-        before = entry.raw
-        fields = changed_fields(before, after)
-        if not fields:
-            return "none", ["nothing changes"]
-        kind: ChangeClass = "live"
-        reasons = []
-        for field in fields:
-            if field in LIVE_FIELDS:
-                reasons.append(f"{field} changes in place")
-            elif field == "max_batch_size" and self._max_batch_is_live(entry, after):
-                reasons.append("max_batch_size changes in place: this backend does not read it")
-            elif field == "instance_group":
-                reasons.append("instances are added or drained in place")
-                kind = "instances" if kind == "live" else kind
-            else:
-                reasons.append(f"{field} needs the model to be opened anew")
-                kind = "reload"
-        return kind, reasons
+    def _classify(self, models: Mapping[int, ModelVersion], configs: Mapping[int, Any]) -> ConfigChange:
+        """What the change needs; the version that needs most decides."""
+        order = ("none", "live", "instances", "reload")
+        changes = [
+            change_class(model.config, configs[number], backend_reads_max_batch_size=model.loaded.reads_max_batch_size)
+            for number, model in models.items()
+        ]
+        return max(changes, key=lambda change: order.index(change.kind))
 
-    def _max_batch_is_live(self, entry: ModelEntry, after: Any) -> bool:
-        # between 0 and more than 0 the meaning of every shape changes
-        for model in entry.ready().values():
-            if model.loaded.reads_max_batch_size or model.config.max_batch_size <= 0 or after.max_batch_size <= 0:
-                return False
-        return True
-
-    def _apply_live(self, entry: ModelEntry, polled: Any, configs: dict[int, Any], *, bump: bool) -> None:
-        if not bump:
-            return
+    def _apply_live(self, entry: ModelEntry, polled: Polled, configs: Mapping[int, Any]) -> None:
         entry.epoch += 1
         entry.document, entry.raw = polled.document, polled.raw
         for number, config in configs.items():
@@ -153,7 +127,7 @@ class Configurator:
             "epoch", entry.name, f"configuration {entry.epoch} of '{entry.name}' is in force", epoch=entry.epoch
         )
 
-    async def _update_instances(self, entry: ModelEntry, configs: dict[int, Any]) -> None:
+    async def _update_instances(self, entry: ModelEntry, configs: Mapping[int, Any]) -> None:
         """Makes new instances before old ones go; if one cannot be made, nothing changes.
 
         Raises:
@@ -181,11 +155,6 @@ class Configurator:
                 model.add_slot(slot)
             for slot in [each for each in model.slots if each not in kept and each not in slots]:
                 model.retire_slot(slot)
-
-    async def _reload(self, entry: ModelEntry, polled: Any) -> None:
-        epoch = entry.epoch
-        await self._lifecycle.apply(entry, polled, entry.saved)
-        assert entry.epoch > epoch
 
     async def save(self, name: str) -> SaveResult:
         """Writes the configuration in force to the file: all of it or nothing (a temporary file, then a rename).
@@ -232,12 +201,3 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
-
-
-def _in_triton(kind: str, reasons: Sequence[str]) -> str:
-    """What a real Triton would do with the same change, loaded with a config override or from the file."""
-    if kind == "none":
-        return "nothing changes"
-    if kind == "instances" and len(reasons) == 1:
-        return "Triton updates the instances in place (only instance_group differs)"
-    return "Triton reloads the model: the new one is loaded beside the old one, then takes over; statistics start anew"

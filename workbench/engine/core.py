@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -56,6 +56,13 @@ class EngineCore:
         task.add_done_callback(self._ended)
         return task
 
+    async def protect(self, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits work that goes on to its end even if whoever waits for it is cancelled (a client that left)."""
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return await asyncio.shield(task)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -66,3 +73,8 @@ class EngineCore:
         self.timers.close()
         self.loaders.shutdown(wait=False, cancel_futures=True)
         self.closers.shutdown(wait=False)
+
+    def join_threads(self) -> None:
+        """Waits for the threads to end; not on the loop."""
+        self.loaders.shutdown(wait=True)
+        self.closers.shutdown(wait=True)

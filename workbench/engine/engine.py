@@ -101,6 +101,7 @@ class InferenceEngine:
             self.loop.run_forever()
         finally:
             self._running = False
+            self._core.inbox.close()
             self.loop.close()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -145,6 +146,7 @@ class InferenceEngine:
             asyncio.run_coroutine_threadsafe(self.stop_async(timeout_s), self.loop).result()
             self.loop.call_soon_threadsafe(self.loop.stop)
         thread.join()
+        self._core.join_threads()
         if self._previous_switch is not None:
             sys.setswitchinterval(self._previous_switch)
 
@@ -167,11 +169,12 @@ class InferenceEngine:
                 core.events.append("log", model.name, "Exit timeout expired. Exiting immediately.", level="warning")
                 model.abandon(NotReady("Exit timeout expired. Exiting immediately."))
         for name in list(lifecycle.entries):
-            await lifecycle.unload(name)
-        left = max(1.0, (deadline - self._clock()) / 1e9)
-        pending = [task for task in core.tasks if task is not asyncio.current_task()]
-        if pending:
-            await asyncio.wait(pending, timeout=left)
+            core.spawn(lifecycle.unload(name))
+        while core.tasks and (left := max(1.0, (deadline - self._clock()) / 1e9)):
+            _, late = await asyncio.wait(list(core.tasks), timeout=left)
+            if late:
+                core.events.append("log", "", f"{len(late)} tasks did not end in time", level="warning")
+                break
         self._watch.stop()
         core.close()
 
@@ -256,11 +259,11 @@ class InferenceEngine:
             WorkbenchError: with Triton's texts; what served before still does.
         """
         self._refuse_when_stopping()
-        await self._lifecycle.load(name, config=config, files=files)
+        await self._core.protect(self._lifecycle.load(name, config=config, files=files))
 
     async def unload_async(self, name: str, *, unload_dependents: bool = False) -> None:
         """Starts unloading a model (7.11). On the loop."""
-        await self._lifecycle.unload(name, unload_dependents=unload_dependents)
+        await self._core.protect(self._lifecycle.unload(name, unload_dependents=unload_dependents))
 
     async def configure_async(self, name: str, edits: Iterable[Edit], *, dry_run: bool = False) -> ConfigureResult:
         """Applies edits in memory, in place where that is possible. On the loop.
@@ -270,16 +273,16 @@ class InferenceEngine:
             LoadFailed: the change needed a reload and that failed; what served before still does.
         """
         self._refuse_when_stopping()
-        return await self._configurator.configure(name, list(edits), dry_run=dry_run)
+        return await self._core.protect(self._configurator.configure(name, list(edits), dry_run=dry_run))
 
     async def save_async(self, name: str) -> SaveResult:
         """Writes the configuration in force to config.pbtxt. On the loop."""
-        return await self._configurator.save(name)
+        return await self._core.protect(self._configurator.save(name))
 
     async def revert_async(self, name: str) -> ConfigureResult:
         """Goes back to the file's configuration. On the loop."""
         self._refuse_when_stopping()
-        return await self._configurator.revert(name)
+        return await self._core.protect(self._configurator.revert(name))
 
     def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """As ``load_async``, from any thread but the loop's."""

@@ -88,7 +88,19 @@ class Run:
 class InstanceSlot:
     """One instance of a model version as the dispatcher sees it."""
 
-    __slots__ = ("gone", "healthy", "index", "instance", "ready", "retired", "run", "runner", "spec", "why")
+    __slots__ = (
+        "gone",
+        "healthy",
+        "index",
+        "instance",
+        "patience_s",
+        "ready",
+        "retired",
+        "run",
+        "runner",
+        "spec",
+        "why",
+    )
 
     def __init__(self, spec: InstanceSpec, instance: Instance, clock: Clock) -> None:
         self.spec = spec
@@ -100,6 +112,7 @@ class InstanceSlot:
         self.ready = False
         self.healthy = True
         self.gone = False
+        self.patience_s: float | None = None
         self.why = ""
 
     def start(self, run: Run, clock: Clock) -> None:
@@ -119,7 +132,7 @@ class InstanceSlot:
     def close(self) -> None:
         """Ends the instance and its thread. Blocks: on a closer thread, once, after its last batch."""
         if self.runner is not None:
-            self.runner.stop()
+            self.runner.stop(self.patience_s)
         self.instance.close()
 
 
@@ -134,10 +147,10 @@ class InstanceThread:
         self._thread = threading.Thread(target=self._main, name=f"workbench-{name}", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread after what it has been given. Blocks."""
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Ends the thread after what it has been given. Blocks, for ``timeout_s`` at most (a model may hang)."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
 
     def _main(self) -> None:
         get, clock, execute = self._queue.get, self._clock, self._instance.execute  # type: ignore[union-attr]

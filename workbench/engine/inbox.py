@@ -22,6 +22,7 @@ class Inbox:
         self._loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._woken = False
+        self._closed = False
         self._thread_id = 0
 
     def adopt_thread(self) -> None:
@@ -34,14 +35,21 @@ class Inbox:
         return threading.get_ident() == self._thread_id
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
-        """Has the loop call ``callback(*args)``. Thread-safe; lost when the loop is closed."""
+        """Has the loop call ``callback(*args)``. Thread-safe. Made at once when the loop has ended."""
         self._calls.append((callback, args))
-        if not self._woken:
+        if self._closed:
+            self._drain()
+        elif not self._woken:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                self._calls.clear()
+            except RuntimeError:  # the loop ended just now: close() or the next post makes the call
+                self._drain()
+
+    def close(self) -> None:
+        """The loop has ended: makes the calls that it did not get to, and every further one where it is posted."""
+        self._closed = True
+        self._drain()
 
     def call(self, function: Callable[[], T], timeout_s: float | None = None) -> T:
         """Runs ``function`` on the loop and gives its result; at once when already there, or when no loop runs."""
@@ -63,7 +71,10 @@ class Inbox:
         self._woken = False
         calls = self._calls
         for _ in range(len(calls)):
-            callback, args = calls.popleft()
+            try:
+                callback, args = calls.popleft()
+            except IndexError:  # after close() several threads may be here
+                return
             try:
                 callback(*args)
             except Exception as error:

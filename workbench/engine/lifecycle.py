@@ -97,6 +97,7 @@ class Lifecycle:
             raise InvalidRequest("Load parameter 'config' must be specified for model file override")
         entry = self.entry(name)
         async with entry.lock:
+            self.entries.setdefault(name, entry)  # another load of this name may have failed and forgotten it
             try:
                 polled, saved = await self._poll(entry, config, files)
             except WorkbenchError as error:

@@ -325,8 +325,9 @@ class ModelVersion:
             status, text = reason, error.message
         core.records.add_request(
             self.name, self.version, ticket.epoch if run is None else self.epoch, request.id, request.client,
-            request.parent_seq, request.priority, ticket.rows, "" if ticket.shape_key is None else ticket.shape_key, ticket.arrival, ticket.arrival,
-            start, input_end, output_start, compute_end, now, batch_seq, instance, status, text, ticket.id,
+            request.parent_seq, request.priority, ticket.rows, "" if ticket.shape_key is None else ticket.shape_key,
+            ticket.arrival, ticket.arrival, start, input_end, output_start, compute_end, now, batch_seq, instance,
+            status, text, ticket.id,
         )  # fmt: skip
         if self._on_empty is not None and not self._open:
             self._on_empty()
@@ -371,6 +372,8 @@ class ModelVersion:
 
     def abandon(self, error: WorkbenchError) -> None:
         """Answers everything that is open with an error: the wait for it is over."""
+        for slot in self.slots:
+            slot.patience_s = 1.0
         for ticket in list(self._open.values()):
             if ticket.run is None:
                 self.scheduler.cancel(ticket.id, self.core.clock())

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from workbench.config.document import ConfigDocument
 
 ControlMode = Literal["none", "poll", "explicit"]
-ChangeClass = Literal["none", "live", "instances", "reload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ class EngineOptions:
 class ConfigureResult:
     """What an applied (or, in a dry run, a possible) change of configuration did.
 
-    ``change_class`` is ``live``, ``instances``, ``reload`` or ``none``; ``reasons`` say why; ``triton`` says what a
-    real Triton would do. ``diff`` is against the file on disk; ``dirty`` says whether it is not empty. ``config`` is the
+    ``change_class`` is ``live``, ``instances``, ``reload`` or ``none``; ``reasons`` say why; ``triton`` says what real
+    Triton would do. ``diff`` is against the file on disk; ``dirty`` says whether it is not empty. ``config`` is the
     normalised configuration as Triton's JSON.
     """
 

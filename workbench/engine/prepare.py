@@ -137,7 +137,20 @@ def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Sequence[int]) -
                 if other.name != field.name:
                     part.ClearField(other.name)
             config.MergeFrom(part)
+    _redo_batching(config, after_raw)
     return _settle(config, config.name, gpus, with_io=True)
+
+
+def _redo_batching(config: Any, raw: Any) -> None:
+    """The batcher anew from what is written: normalisation derives its preferred size from max_batch_size."""
+    if raw.HasField("dynamic_batching"):
+        config.dynamic_batching.CopyFrom(raw.dynamic_batching)
+        return
+    completed = config.HasField("dynamic_batching")
+    config.ClearField("dynamic_batching")
+    lacks_io = not (raw.input or raw.batch_input) or not raw.output
+    if (completed or (lacks_io and config.backend == "onnxruntime")) and config.max_batch_size > 1:
+        config.dynamic_batching.SetInParent()
 
 
 def changed_fields(before: Any, after: Any) -> list[str]:

@@ -27,7 +27,8 @@ class VersionSnapshot:
 
     ``pending`` requests wait (the gauge of section 12), ``running`` are in instances; ``oldest_ms`` is the age of the
     oldest that waits. ``failures`` counts by reason since load. ``statistics`` is Triton's entry since load.
-    ``recent_batches`` are rows and reason of the last 64 batches, oldest first.
+    ``recent_batches`` are rows and reason of the last 64 batches, oldest first. ``batching`` is the scheduler in a word:
+    ``dynamic``, ``sequence``, ``ensemble``, or empty where a request is a batch.
     """
 
     model: str
@@ -47,6 +48,8 @@ class VersionSnapshot:
     recent_batches: tuple[tuple[int, str], ...]
     load_s: float
     delay_microseconds: int
+    backend: str = ""
+    batching: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,10 @@ def version_snapshot(entry: ModelEntry, number: int, slot: VersionSlot, now: int
             )
             for each in model.slots
         ),
-        failures={reason: count for reason, count in model.statistics.failures.items()},
+        failures={str(reason): count for reason, count in model.statistics.failures.items()},
         statistics=model.statistics.to_json(entry.name, number),
         recent_batches=tuple(model.statistics.recent),
         delay_microseconds=model.settings.max_queue_delay_microseconds,
+        backend=model.config.backend or model.config.platform,
+        batching=(model.config.WhichOneof("scheduling_choice") or "").partition("_")[0],
     )
