@@ -1,6 +1,6 @@
 """config.pbtxt: lossless syntax tree, edits, conversion, Triton's normalisation, validation and linting.
 
-Names are imported when first used, so ``import workbench.config`` is cheap. ``message`` is an ``inference.ModelConfig``.
+Names are imported when first used: importing the package is cheap. ``message`` is an ``inference.ModelConfig``.
 
 - ``ConfigDocument.parse(data: bytes, path="")`` -> document; ``.edit(edits)`` -> document; ``.data``, ``.text``,
   ``.message``, ``.diff(other)`` -> str, ``.locate(path, nearest=False)`` -> ``Span`` | None. Raises ``ParseError``.
@@ -13,6 +13,9 @@ Names are imported when first used, so ``import workbench.config`` is cheap. ``m
   ``validate(message, gpus=(), io=True)`` raises ``ValidationError``; ``problems(...)`` yields all of them.
 - ``change_class(old, new, backend_reads_max_batch_size=True)`` -> ``ConfigChange(kind, reasons, triton, paths)``, kind
   one of none, live, instances, reload.
+- ``lint_config(document | bytes, triton_release="25.03", directory_name=None, cores=None)`` -> list of ``Finding(rule,
+  severity, line, column, message, fix)``; ``apply_fixes(data, findings)`` -> bytes; ``fix_all(data)`` -> bytes and what
+  remains; ``RULES``: rule id -> explanation.
 
 The order when a model is loaded: ``complete_backend`` -> ``normalize`` -> ``validate(io=False)`` -> (backend)
 ``complete_io`` -> ``normalize`` -> ``validate`` -> (backend) ``check_io``.
@@ -29,8 +32,11 @@ if TYPE_CHECKING:
     from workbench.config.convert import from_json, to_json, to_text
     from workbench.config.difference import edits_between
     from workbench.config.document import ConfigDocument
+    from workbench.config.findings import Finding, Fix, apply_fixes
+    from workbench.config.lint import LintContext, fix_all, lint_config
     from workbench.config.normalize import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
     from workbench.config.path import Edit, parse_edit, parse_path
+    from workbench.config.rules import RULES
     from workbench.config.syntax import ParseError
     from workbench.config.tokens import Span, SyntaxFault
     from workbench.config.validate import Problem, ValidationError, problems, validate
@@ -40,12 +46,17 @@ _HOMES = {
     "ConfigDocument": "document",
     "DEFAULT_MAX_BATCH_SIZE": "normalize",
     "Edit": "path",
+    "Finding": "findings",
+    "Fix": "findings",
+    "LintContext": "lint",
     "ModelTensor": "complete",
     "ParseError": "syntax",
     "Problem": "validate",
+    "RULES": "rules",
     "Span": "tokens",
     "SyntaxFault": "tokens",
     "ValidationError": "validate",
+    "apply_fixes": "findings",
     "can_batch": "complete",
     "change_class": "change",
     "check_io": "complete",
@@ -53,7 +64,9 @@ _HOMES = {
     "complete_backend": "normalize",
     "complete_io": "complete",
     "edits_between": "difference",
+    "fix_all": "lint",
     "from_json": "convert",
+    "lint_config": "lint",
     "normalize": "normalize",
     "parse_edit": "path",
     "parse_path": "path",
@@ -64,16 +77,21 @@ _HOMES = {
 }
 
 __all__ = [
+    "DEFAULT_MAX_BATCH_SIZE",
+    "RULES",
     "ConfigChange",
     "ConfigDocument",
-    "DEFAULT_MAX_BATCH_SIZE",
     "Edit",
+    "Finding",
+    "Fix",
+    "LintContext",
     "ModelTensor",
     "ParseError",
     "Problem",
     "Span",
     "SyntaxFault",
     "ValidationError",
+    "apply_fixes",
     "can_batch",
     "change_class",
     "check_io",
@@ -81,7 +99,9 @@ __all__ = [
     "complete_backend",
     "complete_io",
     "edits_between",
+    "fix_all",
     "from_json",
+    "lint_config",
     "normalize",
     "parse_edit",
     "parse_path",

@@ -12,7 +12,7 @@ from workbench.config.schema import Message
 ChangeKind = Literal["none", "live", "instances", "reload"]
 
 _ORDER: tuple[ChangeKind, ...] = ("none", "live", "instances", "reload")
-_LIVE_TOP = ("response_cache", "metric_tags")
+_LIVE_TOP = ("metric_tags", "model_metrics")
 _SCHEDULERS = ("sequence_batching", "ensemble_scheduling")
 
 
@@ -28,6 +28,9 @@ class ConfigChange:
     reasons: tuple[str, ...]
     triton: str
     paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.kind
 
 
 def change_class(old: Message, new: Message, *, backend_reads_max_batch_size: bool = True) -> ConfigChange:
@@ -49,7 +52,7 @@ def change_class(old: Message, new: Message, *, backend_reads_max_batch_size: bo
         kind, why = _class_of(edit, old, new, backend_reads_max_batch_size)
         kinds.append(kind)
         reasons.append(f"{edit.path}: {kind} ({why})")
-    highest = max(kinds, key=_ORDER.index, default="none")
+    highest: ChangeKind = max(kinds, key=_ORDER.index) if kinds else "none"
     paths = tuple(edit.path for edit in edits)
     return ConfigChange(highest, tuple(dict.fromkeys(reasons)), _what_triton_does(paths, old, new), paths)
 
@@ -70,7 +73,7 @@ def _class_of(edit: Edit, old: Message, new: Message, reads_max: bool) -> tuple[
     if top == "response_cache":
         return "live", "the cache is asked before the queue"
     if top in _LIVE_TOP:
-        return "live", "only labels change"
+        return "live", "only what is reported changes"
     if top == "version_policy":
         return "instances", "versions are added or drained in place"
     return "reload", "the model reads it when it is loaded"

@@ -17,7 +17,7 @@ from workbench.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """An input or output as the model file declares it: config data type (``TYPE_FP32``) and whole shape, -1 variable."""
+    """An input or output as the model file declares it: data type (``TYPE_FP32``), whole shape, -1 for variable."""
 
     name: str
     data_type: str
@@ -142,10 +142,9 @@ def compare_dims(
         a == -1 or a == b or (exact == "both" and b == -1) for a, b in zip(shape, whole, strict=True)
     )
     if message.max_batch_size > 0 and not (len(shape) and shape[0] == -1):
-        return (
-            f"model '{message.name}', tensor '{tensor.name}': for the model to support batching the shape should have at "
-            f"least 1 dimension and the first dimension must be -1; but shape expected by the model is {_shape(shape)}"
-        )
+        need = "for the model to support batching the shape should have at least 1 dimension and the first dimension"
+        intro = f"model '{message.name}', tensor '{tensor.name}': {need} must be -1"
+        return f"{intro}; but shape expected by the model is {_shape(shape)}"
     if fits:
         return ""
     intro = f"model '{message.name}', tensor '{tensor.name}': the model expects {len(shape)} dimensions (shape"

@@ -28,16 +28,19 @@ def message_from_syntax(tree: MessageNode, data: bytes, *, where: str = "") -> M
         ParseError: a string holds bytes that are not UTF-8 (a protobuf string cannot hold them).
     """
     message = pb().ModelConfig()
-    _Filler(data, where).fill(message, tree)
+    Filler(data, where).fill(message, tree)
     return message
 
 
-class _Filler:
+class Filler:
+    """Sets a message from a syntax tree; ``data`` is the file, for the place of an error."""
+
     def __init__(self, data: bytes, where: str) -> None:
         self._data = data
         self._where = where
 
     def fill(self, message: Message, tree: MessageNode) -> None:
+        """Sets the fields of a message node on an empty message."""
         for node in tree.fields:
             kind = node.type
             if isinstance(node.value, ListNode) or kind.repeated:
@@ -50,6 +53,7 @@ class _Filler:
                 setattr(message, kind.name, self.scalar(node.value, kind))
 
     def scalar(self, node: ScalarNode, kind: FieldType) -> Any:
+        """A scalar as protobuf takes it."""
         value = node.value
         if isinstance(value, bytes):
             try:
@@ -287,9 +291,8 @@ def _float(value: Json, kind: FieldType, path: str) -> float:
 def _integer(value: Json, kind: FieldType, path: str) -> int:
     low, high = INTEGER_LIMITS[kind.kind]
     number = value
-    if isinstance(value, str) and len(value) <= 24 and value.lstrip("-").isdecimal() and value.isascii():
-        number = int(value)
-    elif isinstance(value, float) and value.is_integer():
+    digits = isinstance(value, str) and len(value) <= 24 and value.lstrip("-").isdecimal() and value.isascii()
+    if digits or (isinstance(value, float) and value.is_integer()):
         number = int(value)
     if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
         raise _refused(path, f"an integer from {low} to {high}", value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from workbench.config.convert import coerce, coerce_one, message_from_syntax, shortest_float, to_json
+from workbench.config.convert import Filler, coerce, coerce_one, fill, shortest_float, to_json
 from workbench.config.difference import field_edits, message_edits
-from workbench.config.locate import element_of, entry_of, entry_value
+from workbench.config.locate import element_of, entry_of
 from workbench.config.path import Edit, Step, format_path, parse_path
 from workbench.config.schema import FieldType, MessageType, pb, types
 from workbench.config.style import (
@@ -18,7 +18,7 @@ from workbench.config.style import (
     render_message,
     render_scalar,
 )
-from workbench.config.syntax import FieldNode, ListNode, MessageNode, ScalarNode, elements, map_key, parse_syntax
+from workbench.config.syntax import FieldNode, ListNode, MessageNode, ScalarNode, elements, parse_syntax
 from workbench.config.textedit import (
     Change,
     after_field,
@@ -286,9 +286,7 @@ def _in_style_of(node: ScalarNode, kind: FieldType, value: Any, first: str) -> s
 def _message_json(node: MessageNode, data: bytes) -> dict[str, Any]:
     """What a message node stands for, as coerced JSON without defaults (map keys in their own type)."""
     made = _empty_message(node.type)
-    from workbench.config.convert import _Filler
-
-    _Filler(data, "").fill(made, node)
+    Filler(data, "").fill(made, node)
     return to_json(made, defaults=False)
 
 
@@ -301,11 +299,6 @@ def _empty_message(kind: MessageType) -> Any:
 
 def _without_defaults(value: dict[str, Any], kind: MessageType) -> dict[str, Any]:
     """Coerced JSON as ``to_json(defaults=False)`` would give it."""
-    from workbench.config.convert import fill
-
     made = _empty_message(kind)
     fill(made, kind, value)
     return to_json(made, defaults=False)
-
-
-_ = (entry_value, map_key, message_from_syntax)

@@ -1,7 +1,7 @@
 """What Triton adds to a configuration before it uses it.
 
-Source: core ``model_config_utils.cc`` (AutoCompleteBackendFields, NormalizeModelConfig, NormalizeInstanceGroup), checked
-against the answers of ``GET /v2/models/M/config`` of tritonserver 2.51.
+Source: core ``model_config_utils.cc`` (AutoCompleteBackendFields, NormalizeModelConfig, NormalizeInstanceGroup),
+checked against the answers of ``GET /v2/models/M/config`` of tritonserver 2.51.
 """
 
 from __future__ import annotations

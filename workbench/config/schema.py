@@ -1,7 +1,7 @@
 """The schema of ``inference.ModelConfig`` as plain, typed Python objects.
 
-The proto classes come from tritonclient (a second copy would collide in one process) and are imported when first needed:
-that import costs about 0.2 s, because tritonclient's package imports grpc.
+The proto classes come from tritonclient (a second copy would collide in one process) and are imported when first
+needed: that import costs about 0.2 s, because tritonclient's package imports grpc.
 """
 
 from __future__ import annotations

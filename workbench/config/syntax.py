@@ -327,10 +327,13 @@ class Parser:
     def _string(self, kind: FieldType) -> tuple[Scalar, tuple[Token, ...]]:
         if self._token.kind != "string":
             raise self._fail(f"Expected string, got: {_shown(self._token)}")
-        parts: list[Token] = []
-        while self._token.kind == "string":
+        parts: list[Token] = [self._advance()]
+        while self._at_string():
             parts.append(self._advance())
         return b"".join(unquote(part.text) for part in parts), tuple(parts)
+
+    def _at_string(self) -> bool:
+        return self._token.kind == "string"
 
     def _bool(self, kind: FieldType) -> tuple[Scalar, tuple[Token, ...]]:
         if self._token.kind == "integer":

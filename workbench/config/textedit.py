@@ -19,11 +19,32 @@ _TAIL = re.compile(rb"[ \t\r\v\f]*(?:#[^\n]*)?(\n|\Z)")
 _SPACES = re.compile(rb"[ \t]*")
 
 _ORDER = (
-    "name platform backend runtime default_model_filename cc_model_filenames max_batch_size version_policy input output "
-    "batch_input batch_output instance_group dynamic_batching sequence_batching ensemble_scheduling "
-    "model_transaction_policy optimization response_cache parameters metric_tags model_warmup model_operations "
-    "model_repository_agents model_metrics"
-).split()
+    "name",
+    "platform",
+    "backend",
+    "runtime",
+    "default_model_filename",
+    "cc_model_filenames",
+    "max_batch_size",
+    "version_policy",
+    "input",
+    "output",
+    "batch_input",
+    "batch_output",
+    "instance_group",
+    "dynamic_batching",
+    "sequence_batching",
+    "ensemble_scheduling",
+    "model_transaction_policy",
+    "optimization",
+    "response_cache",
+    "parameters",
+    "metric_tags",
+    "model_warmup",
+    "model_operations",
+    "model_repository_agents",
+    "model_metrics",
+)
 """Where people put the fields of a configuration."""
 
 

@@ -66,19 +66,17 @@ def _build(message: Message, tensors: dict[str, _Tensor]) -> Iterator[Problem]:
             path = f"{place}.output_map[{json.dumps(key)}]"
             known = tensors.setdefault(tensor, _Tensor(tensor, path, is_output=False))
             if known.is_output:
-                yield Problem(
-                    path,
-                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}' step {index}",
-                )
+                text = f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}'"
+                yield Problem(path, f"{text} step {index}")
             known.is_output = True
             made.append(known)
         for key in sorted(step.input_map):
             tensor = step.input_map[key]
             path = f"{place}.input_map[{json.dumps(key)}]"
             known = tensors.setdefault(tensor, _Tensor(tensor, path, is_output=False))
-            for each in made:
-                each.before.append(known)
-                known.after.append(each)
+            for output in made:
+                output.before.append(known)
+                known.after.append(output)
 
 
 def _flow(message: Message, tensors: dict[str, _Tensor]) -> Iterator[Problem]:

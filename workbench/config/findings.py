@@ -1,0 +1,135 @@
+"""What the linter reports, and applying its fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from workbench.config.path import Edit
+from workbench.config.tokens import Positions
+from workbench.errors import ConfigError
+
+Severity = Literal["error", "warning", "hint"]
+Replacement = tuple[int, int, bytes]
+"""Bytes ``start``..``end`` of the file become the third."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A way to mend a finding: edits, or where the file cannot be read as a configuration, changes of its bytes."""
+
+    title: str
+    edits: tuple[Edit, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
+
+    def apply(self, data: bytes) -> bytes:
+        """The file with this fix.
+
+        Raises:
+            ConfigError: the edits do not fit the file (any more).
+        """
+        from workbench.config.document import ConfigDocument
+
+        for start, end, text in sorted(self.replacements, reverse=True):
+            data = data[:start] + text + data[end:]
+        return ConfigDocument.parse(data).edit(self.edits).data if self.edits else data
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that the linter has to say; line and column count from 1, ``start``..``end`` are the bytes to mark."""
+
+    rule: str
+    severity: Severity
+    line: int
+    column: int
+    message: str
+    fix: Fix | None = None
+    start: int = 0
+    end: int = 0
+    path: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``workbench lint --json`` prints it; a textual fix has ``replacements`` ``{start, end, text}``."""
+        fix: dict[str, Any] | None = None
+        if self.fix is not None:
+            fix = {"title": self.fix.title, "edits": [edit.to_json() for edit in self.fix.edits]}
+            if self.fix.replacements:
+                fix["replacements"] = [
+                    {"start": start, "end": end, "text": text.decode("utf-8", "replace")}
+                    for start, end, text in self.fix.replacements
+                ]
+        return {
+            "rule": self.rule,
+            "severity": self.severity,
+            "line": self.line,
+            "column": self.column,
+            "message": self.message,
+            "fix": fix,
+        }
+
+
+class Report:
+    """Collects the findings of one file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._positions = Positions(data)
+        self.findings: list[Finding] = []
+
+    def add(
+        self,
+        rule: str,
+        severity: Severity,
+        span: tuple[int, int],
+        message: str,
+        *,
+        fix: Fix | None = None,
+        path: str = "",
+    ) -> None:
+        """A finding at the bytes of ``span``."""
+        line, column = self._positions.at(span[0])
+        self.add_at(Finding(rule, severity, line, column, message, fix, span[0], span[1], path))
+
+    def add_at(self, finding: Finding) -> None:
+        """A finding whose line and column are known; the same thing is said once."""
+        if all(_same(finding, each) is False for each in self.findings):
+            self.findings.append(finding)
+
+    def sorted(self) -> list[Finding]:
+        """In the order of the file."""
+        return sorted(self.findings, key=lambda each: (each.line, each.column, _WEIGHT[each.severity]))
+
+
+_WEIGHT = {"error": 0, "warning": 1, "hint": 2}
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    return (one.rule, one.start, one.message) == (other.rule, other.start, other.message)
+
+
+def apply_fixes(data: bytes, findings: Iterable[Finding]) -> bytes:
+    """The file with the fixes of the findings, textual ones first; a fix that no longer fits is left out.
+
+    Fixes can uncover more findings (a file that now parses is checked further): lint again, or use ``fix_all``.
+    """
+    from workbench.config.document import ConfigDocument
+
+    chosen = [finding.fix for finding in findings if finding.fix is not None]
+    taken: list[Replacement] = []
+    for fix in chosen:
+        if fix.replacements and not any(_overlap(one, other) for one in fix.replacements for other in taken):
+            taken += fix.replacements
+    for start, end, text in sorted(taken, reverse=True):
+        data = data[:start] + text + data[end:]
+    for fix in chosen:
+        if fix.edits and not fix.replacements:
+            try:
+                data = ConfigDocument.parse(data).edit(fix.edits).data
+            except ConfigError:
+                continue
+    return data
+
+
+def _overlap(one: Replacement, other: Replacement) -> bool:
+    return one == other or (one[0] < other[1] and other[0] < one[1])
