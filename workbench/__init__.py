@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 # name -> module that defines it; the only list of what is public.
-_PUBLIC: dict[str, str] = {}
+_PUBLIC: dict[str, str] = {
+    "Engine": "workbench.session.kernel",
+    "attach": "workbench.session.opening",
+    "connect": "workbench.session.opening",
+    "serve": "workbench.session.opening",
+}
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
 if TYPE_CHECKING:
-    pass
+    from workbench.session.kernel import Engine as Engine
+    from workbench.session.opening import attach as attach
+    from workbench.session.opening import connect as connect
+    from workbench.session.opening import serve as serve
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The command line: one module a verb, imported when it is used.
 
-A verb's module has ``SUMMARY``, ``EXAMPLE``, ``add_arguments(parser)`` and ``run(args) -> exit code``. The exit code is 0 only
-when it worked: 1 is a finding or a failure, 2 a command line that cannot be read.
+A verb's module has ``SUMMARY``, ``EXAMPLE``, ``add_arguments(parser)`` and ``run(args) -> exit code``. The exit code is
+0 only when it worked: 1 is a finding or a failure, 2 a command line that cannot be read.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from workbench.config import Edit
 from workbench.engine import EngineOptions, InferenceEngine
+from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.session.opening import PathLike, repositories
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
@@ -102,6 +103,20 @@ class Engine(Server):
 
     def _infer(self, request: InferenceRequest, timeout_s: float) -> InferenceResponse:
         return self.engine.infer(request, timeout_s=timeout_s)
+
+    def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> None:
+        """Hands a request over from any thread; ``on_response`` is called on the engine's thread for each response.
+
+        A request that is refused at once is answered by a response with ``error``.
+        """
+
+        def hand_over() -> None:
+            try:
+                self.engine.submit(request, on_response)
+            except WorkbenchError as error:
+                on_response(InferenceResponse(request.model_name, request.model_version, request.id, error=error))
+
+        self.engine.loop.call_soon_threadsafe(hand_over)
 
     def config(self, model: str) -> ConfigView:
         """Applied text, saved text, completed JSON, epoch."""

@@ -75,7 +75,7 @@ def serve(
     if known is not None and not known.closed and (name is None or name == known.name) and _answers(known):
         return known
     chosen = runtime.free_name(paths[0].name) if name is None else runtime.check_name(name)
-    if name is not None and runtime.read(name) is not None:
+    if name is not None and any(info["name"] == name for info in runtime.list_servers()):
         raise InvalidRequest(f"a server named {name!r} runs already", hint=f"wb.attach({name!r}), or give another name")
     arguments = [f"--model-repository={item}" for item in paths]
     arguments += [
@@ -99,10 +99,11 @@ def attach(name: str) -> WorkbenchServer:
     Raises:
         NotFound: none has that name; the text lists those that run.
     """
-    found = runtime.read(name)
-    if found is None:
-        running = ", ".join(info.name for info in runtime.list_servers()) or "none"
-        raise NotFound(f"no server named {name!r} runs here", hint=f"running: {running}")
+    try:
+        found = runtime.read(name)
+    except NotFound as error:
+        running = ", ".join(info["name"] for info in runtime.list_servers()) or "none"
+        raise NotFound(error.message, hint=f"running: {running}") from error
     return _open(found, None)
 
 
@@ -126,12 +127,13 @@ def connect(url: str, *, token: str | None = None) -> Server:
             pid=0,
             http=url,
             metrics="",
-            repositories=(),
+            repositories=[],
             token=token,
             started="",
             detached=True,
             version=str(about.get("workbench", "")),
             control_mode=str(about.get("control_mode", "")),
+            created=0.0,
         )
         return WorkbenchServer(HttpClient(url), control, found)
     client = connect_client(url)
@@ -142,7 +144,7 @@ def connect(url: str, *, token: str | None = None) -> Server:
 
 
 def _open(found: runtime.ServerInfo, process: OwnedProcess | None) -> WorkbenchServer:
-    return WorkbenchServer(HttpClient(found.http), ControlClient(found.http, found.token), found, process)
+    return WorkbenchServer(HttpClient(found["http"]), ControlClient(found["http"], found["token"]), found, process)
 
 
 def _answers(server: WorkbenchServer) -> bool:

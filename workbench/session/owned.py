@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.clock import monotonic_ns, sleep
-from workbench.errors import LoadFailed
+from workbench.errors import LoadFailed, NotFound
 from workbench.server import runtime
 
 
@@ -78,8 +78,8 @@ def launch(
     owned = None if detached else OwnedProcess(process, write_fd)
     deadline = monotonic_ns() + int(timeout_s * 1e9)
     while True:
-        info = runtime.read(name)
-        if info is not None and info.pid == process.pid:
+        info = _published(name)
+        if info is not None and info["pid"] == process.pid:
             return info, owned
         code = process.poll()
         if code is not None or monotonic_ns() > deadline:
@@ -90,6 +90,13 @@ def launch(
             why = f"ended with exit code {code}" if code is not None else f"was not ready after {timeout_s:.0f} s"
             raise LoadFailed(f"the server {why}", where=_tail(log_path), hint=f"its log is {log_path}")
         sleep(0.02)
+
+
+def _published(name: str) -> runtime.ServerInfo | None:
+    try:
+        return runtime.read(name)
+    except NotFound:
+        return None
 
 
 def _tail(path: Path, lines: int = 12) -> str:

@@ -83,7 +83,7 @@ class WorkbenchServer(ClientServer):
     def __init__(
         self, client: TritonClient, control: ControlClient, info: ServerInfo, process: OwnedProcess | None = None
     ) -> None:
-        super().__init__(client, url=info.http, name=info.name)
+        super().__init__(client, url=info["http"], name=info["name"])
         self._control = control
         self._info = info
         self._process = process
@@ -91,7 +91,7 @@ class WorkbenchServer(ClientServer):
     @property
     def pid(self) -> int:
         """The process that serves."""
-        return self._info.pid
+        return self._info["pid"]
 
     @property
     def owned(self) -> bool:
@@ -101,22 +101,22 @@ class WorkbenchServer(ClientServer):
     @property
     def metrics_url(self) -> str:
         """Where Prometheus metrics are; empty when they are off."""
-        return self._info.metrics
+        return self._info["metrics"]
 
     @property
     def token(self) -> str:
         """The bearer token of the control plane."""
-        return self._info.token
+        return self._info["token"]
 
     @property
     def control_mode(self) -> str:
         """``none``, ``poll`` or ``explicit``."""
-        return self._info.control_mode
+        return self._info["control_mode"]
 
     @property
     def repository_paths(self) -> tuple[Path, ...]:
         """The model repositories that it serves."""
-        return tuple(Path(path) for path in self._info.repositories)
+        return tuple(Path(path) for path in self._info["repositories"])
 
     def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads or reloads a model; the control plane allows it in every control mode."""

@@ -188,8 +188,8 @@ class Server(ABC):
     def configure(self, model: str, *edits: EditLike, dry_run: bool = False, **fields: Any) -> ConfigureResult:
         """Applies edits to a model's configuration while it serves; the file is not touched (see ``save``).
 
-        ``server.configure("m", "dynamic_batching.max_queue_delay_microseconds=500", max_batch_size=16)``; a field set to
-        ``None`` is removed. ``dry_run`` only says what would happen.
+        ``server.configure("m", "dynamic_batching.max_queue_delay_microseconds=500", max_batch_size=16)``; a field set
+        to ``None`` is removed. ``dry_run`` only says what would happen.
 
         Raises:
             ConfigError: with Triton's text; nothing has changed then.

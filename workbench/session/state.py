@@ -63,8 +63,8 @@ class Command:
 class SessionSnapshot:
     """What panels draw from.
 
-    ``history[model]`` and ``device_history`` hold columns over the last five minutes, ``t_s`` in seconds before or at the
-    last poll (0 is now). ``age_s`` is how old this is; ``error`` says why nothing newer could be read.
+    ``history[model]`` and ``device_history`` hold columns over the last five minutes, ``t_s`` in seconds (0 is now, the
+    past is negative). ``age_s`` is how old this is; ``error`` says why nothing newer could be read.
     """
 
     server: Mapping[str, Any]
@@ -269,9 +269,8 @@ class SessionState:
             jobs = list(self.sweeps)
             worker = self._worker
         for job in jobs:
-            job.stop()
-        for job in jobs:
-            job.join(30.0)
+            if job.running:
+                job.stop(30.0)
         self._wake.set()
         if worker is not None:
             self._queue.put(None)
@@ -286,24 +285,19 @@ def _seq(event: Any) -> int:
     return int(event["seq"] if isinstance(event, Mapping) else event.seq)
 
 
-def _device_row(now: int, devices: Any) -> tuple[float, float, float, float]:
+def _device_row(now: int, devices: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    nan = float("nan")
     gpus = devices.get("gpus") or []
-    utilisation = float(np.mean([gpu.get("utilization", 0.0) or 0.0 for gpu in gpus])) if gpus else float("nan")
+    gpu = float(np.mean([each.get("utilization") or 0.0 for each in gpus])) if gpus else nan
     cpu = devices.get("cpu", {})
-    memory = devices.get("memory", {})
-    return (
-        float(now),
-        float(cpu.get("percent", float("nan"))),
-        float(memory.get("used_bytes", float("nan"))),
-        utilisation,
-    )
+    return (float(now), float(cpu.get("utilization", nan)), float(cpu.get("memory_used_bytes", nan)), gpu)
 
 
 def _device_columns(rows: deque[tuple[float, float, float, float]], now: int) -> dict[str, NDArray[np.float64]]:
     table = np.array(rows, dtype=np.float64).reshape(-1, 4)
     return {
         "t_s": (table[:, 0] - now) / 1e9,
-        "cpu_percent": table[:, 1],
+        "cpu_percent": 100 * table[:, 1],
         "memory_bytes": table[:, 2],
         "gpu_utilization": table[:, 3],
     }

@@ -1,0 +1,258 @@
+"""Measuring a server of the session: its side of profiling's ``Configurable``, and the verbs profile, sweep, export."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.config import ConfigDocument, edits_between
+from workbench.errors import InvalidRequest, Unsupported
+from workbench.export import ExportResult, ModelToExport, export_repository
+from workbench.profiling import Load, Measurer, Point, Progress, SweepJob, SweepOptions, SweepResult
+from workbench.profiling import sweep as run_sweep
+from workbench.profiling.target import TargetProtocol
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.records import RecordColumns
+from workbench.records.environment import capture_environment
+from workbench.records.runs import RunStore
+
+if TYPE_CHECKING:
+    from workbench.session.server import Server
+
+_LOAD_FIELDS = {item.name for item in fields(Load)} - {"kind", "concurrency", "rate", "distribution"}
+
+
+class SessionTarget:
+    """A server of the session as profiling sees it (``Configurable``)."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._originals: dict[str, ConfigDocument] = {}
+
+    @property
+    def url(self) -> str:
+        """Where the load goes."""
+        return self._server.url
+
+    @property
+    def protocol(self) -> TargetProtocol:
+        """How the load gets there."""
+        if self._server.kind == "kernel":
+            return "in-kernel"
+        return "grpc" if self._server.url.startswith("grpc") else "http"
+
+    @property
+    def pid(self) -> int:
+        """The server's process on this machine, 0 elsewhere."""
+        return int(getattr(self._server, "pid", 0))
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """Triton's statistics of a model."""
+        return self._server.statistics(model)
+
+    def model_config(self, model: str) -> Mapping[str, Any]:
+        """The configuration that is loaded."""
+        return self._server.model_config(model)
+
+    def model_metadata(self, model: str) -> Mapping[str, Any]:
+        """Triton's metadata of a model."""
+        return self._server.model_metadata(model)
+
+    def model_directory(self, model: str) -> Path | None:
+        """The model's directory, if it is on this machine."""
+        return self._server.model_directory(model)
+
+    def records(self, after: int) -> RecordColumns | None:
+        """Records after a cursor; None where the server keeps none."""
+        if self._server.kind == "remote":
+            return None
+        columns: RecordColumns = self._server.record_columns(after)
+        return columns
+
+    def epoch(self, model: str) -> int | None:
+        """The number of the applied configuration."""
+        return self._server.config(model).epoch
+
+    def configure(self, model: str, edits: Sequence[Any]) -> Any:
+        """Applies edits in memory."""
+        if model not in self._originals:
+            self._originals[model] = ConfigDocument.parse(self._server.config(model).text.encode())
+        return self._server.configure(model, *edits)
+
+    def restore(self, model: str) -> None:
+        """Applies the configuration that was there before the first ``configure``."""
+        original = self._originals.pop(model, None)
+        if original is None:
+            return
+        if self._server.kind == "remote":
+            self._server.revert(model)
+            return
+        now = ConfigDocument.parse(self._server.config(model).text.encode())
+        edits = edits_between(now.message, original.message)
+        if edits:
+            self._server.configure(model, *edits)
+
+    def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+        """Hands a request to an engine in this kernel, from any thread."""
+        from workbench.session.kernel import Engine
+
+        if not isinstance(self._server, Engine):
+            raise Unsupported("only an engine in this kernel takes requests without a socket")
+        return self._server.submit(request, on_response)
+
+
+def loads_of(
+    concurrency: int | Sequence[int] | None, rate: float | Sequence[float] | None, options: Mapping[str, Any]
+) -> list[Load]:
+    """The loads that the verbs' arguments name; concurrency 1 when none is named.
+
+    Raises:
+        InvalidRequest: values that make no sense, an option that a load does not have.
+    """
+    unknown = set(options) - _LOAD_FIELDS - {"distribution"}
+    if unknown:
+        raise InvalidRequest(
+            f"unknown option {', '.join(sorted(unknown))}",
+            hint=f"there are {', '.join(sorted(_LOAD_FIELDS | {'distribution'}))}",
+        )
+    common = {name: value for name, value in options.items() if name != "distribution"}
+    closed = [] if concurrency is None else [concurrency] if isinstance(concurrency, int) else list(concurrency)
+    opened = [] if rate is None else [rate] if isinstance(rate, int | float) else list(rate)
+    if not closed and not opened:
+        closed = [1]
+    distribution = options.get("distribution", "poisson")
+    loads = [Load.closed(int(value), **common) for value in closed]
+    return loads + [Load.open(float(value), distribution, **common) for value in opened]
+
+
+def profile(
+    server: Server, model: str, *, concurrency: int | None, rate: float | None, inputs: Any = None, **options: Any
+) -> Point:
+    """Measures one load point; see ``Server.profile``."""
+    loads = loads_of(concurrency, rate, options)
+    if len(loads) != 1:
+        raise InvalidRequest("profile measures one load point", hint="give concurrency or rate; a sweep takes lists")
+    with Measurer(SessionTarget(server), model, inputs=inputs) as measurer:
+        return measurer.measure(loads[0])
+
+
+def sweep(
+    server: Server,
+    model: str,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    wait: bool = True,
+    concurrency: int | Sequence[int] | None = None,
+    rate: float | Sequence[float] | None = None,
+    inputs: Any = None,
+    store: RunStore | str | Path | None = "runs",
+    title: str = "",
+    on_progress: Callable[[Progress], None] | None = None,
+    show_progress: bool = True,
+    stop: threading.Event | None = None,
+    **options: Any,
+) -> SweepResult | SweepJob:
+    """Measures a grid; see ``Server.sweep``.
+
+    Args:
+        server: where.
+        model: the model.
+        grid: values by configuration path; None removes the field.
+        wait: False gives a started ``SweepJob``.
+        concurrency: closed loops: one number or several.
+        rate: open loops, requests/s: one number or several.
+        inputs: what to send; None takes the model's example inputs.
+        store: the directory of the run store; None stores nothing.
+        title: what a person calls the run.
+        on_progress: hears of each point.
+        show_progress: draw a bar while waiting.
+        stop: once set, ends the sweep and keeps what was measured.
+        options: of the load: ``duration_s``, ``warmup_s``, ``batch_size``, ``seed``, ``distribution``, ...
+    """
+    target = SessionTarget(server)
+    loads = loads_of(concurrency, rate, options)
+    runs = RunStore(store) if isinstance(store, str | Path) else store
+    settings = SweepOptions(title=title)
+    if not wait:
+        job = SweepJob(
+            target, model, grid, loads, on_progress=on_progress, inputs=inputs, store=runs, options=settings, stop=stop
+        )
+        return job.start()
+    with _bar(show_progress, model) as told:
+
+        def tell(progress: Progress) -> None:
+            told(progress)
+            if on_progress is not None:
+                on_progress(progress)
+
+        return run_sweep(
+            target, model, grid, loads, inputs=inputs, store=runs, on_progress=tell, stop=stop, options=settings
+        )
+
+
+class _bar:
+    """A progress bar with the time left; in a notebook a widget, in a terminal text, elsewhere nothing."""
+
+    def __init__(self, wanted: bool, model: str) -> None:
+        self._bar: Any = None
+        if wanted:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=0, desc=f"sweep {model}", unit="point", leave=False, disable=None)
+
+    def __enter__(self) -> Callable[[Progress], None]:
+        return self._told
+
+    def _told(self, progress: Progress) -> None:
+        if self._bar is None:
+            return
+        self._bar.total = progress.total
+        self._bar.n = progress.done
+        if progress.point is not None:
+            self._bar.set_postfix_str(f"{progress.point.throughput:.0f} infer/s, about {progress.eta_s:.0f} s left")
+        self._bar.refresh()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def export(
+    server: Server,
+    to: Path,
+    *,
+    models: Sequence[str] | None = None,
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> ExportResult:
+    """Writes the repository with the configurations as they are applied now; see ``Server.export``.
+
+    Args:
+        server: a server whose repository is on this machine.
+        to: the directory to make.
+        models: which; None takes all that are ready.
+        measured: figures for the provenance, by model.
+        provenance: more for provenance.json.
+        overwrite: replace an earlier export.
+
+    Raises:
+        Unsupported: the model files are not on this machine.
+        AlreadyExists: ``to`` holds something.
+    """
+    names = list(models) if models is not None else [row.name for row in server.models() if row.ready]
+    chosen = []
+    for name in dict.fromkeys(names):
+        directory = server.model_directory(name)
+        if directory is None:
+            raise Unsupported(
+                f"the files of model '{name}' are not on this machine",
+                where=server.url,
+                hint="export where the repository is",
+            )
+        chosen.append(ModelToExport(directory, server.config(name).text.encode(), dict((measured or {}).get(name, {}))))
+    about = {"environment": capture_environment(), **(provenance or {})}
+    return export_repository(chosen, to, provenance=about, overwrite=overwrite)
