@@ -1,7 +1,7 @@
 """The protocol between a server and a model's process.
 
-A frame is a fixed header, a head in ``marshal`` format 2 (plain tuples, strings and numbers only; every Python reads and
-writes it, and nothing in it can run), and a payload of tensor bytes. A large payload lies in a slab, a piece of
+A frame is a fixed header, a head in ``marshal`` format 2 (plain tuples, strings and numbers only; every Python reads
+and writes it, and nothing in it can run), and a payload of tensor bytes. A large payload lies in a slab, a piece of
 memory that both processes map; its file descriptor travels with the first frame that uses it. Frames go both ways at
 any time.
 
@@ -22,7 +22,7 @@ import numpy as np
 from workbench.backends._child.dtypes import NUMPY, deserialize, serialize
 
 HEADER = struct.Struct("<IIBBxxIQ")
-"""head bytes, inline payload bytes, kind, number of descriptors, slab id (0: payload is inline), payload bytes in the slab."""
+"""Bytes of the head and of the inline payload, kind, descriptors, slab (0: inline), payload bytes in the slab."""
 
 ALIGN = 16
 INLINE_LIMIT = 48 * 1024
@@ -100,7 +100,8 @@ def unpack(datatype: str, shape: Any, buffer: Any, offset: int, size: int) -> An
         raise ProtocolError(f"a tensor of {size} bytes where its shape takes {expected}")
     if not size:
         return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, buffer, offset)
+    # Not np.ndarray(buffer=): that looks through a memoryview to the memory under it and drops the slab's lease.
+    return np.frombuffer(buffer, dtype, size // dtype.itemsize, offset).reshape(shape)
 
 
 def padded(size: int) -> int:
