@@ -1,0 +1,94 @@
+"""The sample repository, served by the engine as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from workbench.clock import monotonic_ns
+from workbench.engine import EngineOptions, InferenceEngine
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
+from workbench.repository.example_inputs import load_example_inputs
+from workbench.samples import model_names
+
+INPUTS = {
+    "mlp_4096": [("input", "FP32", [4096])],
+    "magika": [("bytes", "INT32", [2048])],
+    "minilm": [("input_ids", "INT64", [-1]), ("attention_mask", "INT64", [-1])],
+    "tokenizer": [("TEXT", "BYTES", [1])],
+}
+
+
+@pytest.fixture(scope="module")
+def engine(repository: Path) -> Iterator[InferenceEngine]:
+    engine = InferenceEngine(EngineOptions(repositories=(repository,)), clock=monotonic_ns)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def _infer(engine: InferenceEngine, model: str, request: dict[str, Any]) -> InferenceResponse:
+    tensors = [Tensor.from_numpy(name, array) for name, array in request.items()]
+    return engine.infer(InferenceRequest(model, tensors), timeout_s=30)
+
+
+def _texts(*texts: bytes) -> dict[str, Any]:
+    column = np.empty((len(texts), 1), dtype=np.object_)
+    column[:, 0] = texts
+    return {"TEXT": column}
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_loads_and_answers_its_examples(engine: InferenceEngine, repository: Path, name: str) -> None:
+    assert engine.is_model_ready(name)
+    for batch_size in {1, engine.model_config(name).max_batch_size}:
+        (request,) = load_example_inputs(repository / name, INPUTS[name], batch_size=batch_size)
+        response = _infer(engine, name, request)
+        assert response.error is None
+        for tensor in response.outputs:
+            assert tensor.shape[0] == batch_size
+
+
+def test_tokenizer_answers_do_not_depend_on_company(engine: InferenceEngine, repository: Path) -> None:
+    reference = Tokenizer.from_file(str(repository / "tokenizer" / "1" / "tokenizer.json"))
+    reference.no_padding()
+    reference.enable_truncation(max_length=256)
+    requests = [_texts(b""), _texts(b"word " * 5000, b""), _texts(b"\xff\xfe no utf-8", b"a\x00b")]
+    for rows in (1, 2, 5, 64):
+        requests += load_example_inputs(
+            repository / "tokenizer", INPUTS["tokenizer"], seed=rows, count=20, batch_size=rows, source="ranges"
+        )
+    with ThreadPoolExecutor(16) as pool:
+        responses = list(pool.map(lambda request: _infer(engine, "tokenizer", request), requests))
+    for request, response in zip(requests, responses, strict=True):
+        ids = [reference.encode(text.decode("utf-8", "replace")).ids for text in request["TEXT"].ravel()]
+        width = max(len(row) for row in ids)
+        assert response.as_numpy("input_ids").tolist() == [row + [0] * (width - len(row)) for row in ids]
+        mask = response.as_numpy("attention_mask").tolist()
+        assert mask == [[1] * len(row) + [0] * (width - len(row)) for row in ids]
+    assert responses[1].as_numpy("input_ids").shape == (2, 256)
+    statistics = engine.statistics("tokenizer")["model_stats"][0]
+    # Requests shared calls, or nothing was shown about company.
+    assert int(statistics["execution_count"]) < int(statistics["inference_stats"]["success"]["count"])
+
+
+def test_tokenizer_and_minilm_together_know_what_texts_mean(engine: InferenceEngine) -> None:
+    tokens = _infer(
+        engine,
+        "tokenizer",
+        _texts(
+            b"A man is eating food.", b"A man is eating a piece of bread.", b"A cheetah is running behind its prey."
+        ),
+    )
+    names = ("input_ids", "attention_mask")
+    embeddings = _infer(engine, "minilm", {name: tokens.as_numpy(name) for name in names}).as_numpy(
+        "sentence_embedding"
+    )
+    assert embeddings[0] @ embeddings[1] == pytest.approx(0.755, abs=0.001)
+    assert abs(embeddings[0] @ embeddings[2]) < 0.25
