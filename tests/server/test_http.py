@@ -1,0 +1,387 @@
+"""HTTP/1.1 itself: order, limits, dawdling and vanishing clients; a small application instead of models."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from workbench.errors import InvalidRequest
+from workbench.server.http import Exchange, HttpLimits, HttpServer
+
+
+class EchoApp:
+    """Answers with method, path and body; ``/late/MS`` after a time, ``/never`` when the test says so."""
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+        self.arrived = threading.Event()
+        self.held: list[Exchange] = []
+
+    def early_refusal(self, exchange: Exchange, size: int | None) -> tuple[int, str] | None:
+        return (400, f"{size} bytes are too many") if size is not None and size > 1_000_000 else None
+
+    def handle(self, exchange: Exchange) -> None:
+        self.arrived.set()
+        if exchange.path.startswith(b"/late/"):
+            exchange.loop.call_later(int(exchange.path[6:]) / 1000, self.answer, exchange)
+        elif exchange.path == b"/never":
+            exchange.on_gone = self.gone.set
+            self.held.append(exchange)
+        elif exchange.path == b"/error":
+            raise InvalidRequest("no")
+        elif exchange.path == b"/bug":
+            raise KeyError("x")
+        elif exchange.path == b"/big":
+            exchange.respond(200, [bytes(4_000_000)], "application/octet-stream")
+        else:
+            self.answer(exchange)
+
+    def answer(self, exchange: Exchange) -> None:
+        body = bytes(exchange.body)
+        exchange.respond(200, b"%b %b %b" % (exchange.method, exchange.path, body), "application/octet-stream")
+
+
+class Running:
+    def __init__(self, limits: HttpLimits) -> None:
+        self.app = EchoApp()
+        self.loop = uvloop.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.server = HttpServer(self.app, self.loop, limits=limits, max_chunked_bytes=1_000_000)
+        self.run(self.server.listen("127.0.0.1", 0))
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+
+    def count(self) -> int:
+        async def count() -> int:
+            return len(self.server.connections)
+
+        return int(self.run(count()))
+
+    def close(self) -> None:
+        self.run(self.server.close(1.0))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    made = Running(HttpLimits(head_s=30.0, pause_s=30.0, linger_s=0.2))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def impatient() -> Iterator[Running]:
+    made = Running(HttpLimits(head_s=0.3, pause_s=0.3, linger_s=0.1))
+    yield made
+    made.close()
+
+
+def read_answer(stream: Any) -> tuple[int, dict[str, str], bytes]:
+    line = stream.readline()
+    assert line, "the connection was closed without an answer"
+    status = int(line.split()[1])
+    headers = {}
+    while (line := stream.readline().strip()) != b"":
+        name, _, value = line.decode().partition(": ")
+        headers[name.lower()] = value
+    return status, headers, stream.read(int(headers.get("content-length", 0)))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not happen within 5 s")
+
+
+def test_a_connection_is_kept(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        for number in range(3):
+            client.sendall(b"POST /x%d HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nab" % number)
+            assert read_answer(stream)[2] == b"POST /x%d ab" % number
+
+
+def test_pipelined_requests_are_answered_in_order(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        paths = [b"/late/60", b"/a", b"/late/20", b"/b", b"/error", b"/c"]
+        client.sendall(b"".join(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % path for path in paths))
+        answers = [read_answer(stream) for _ in paths]
+        assert [body for _, _, body in answers if body[:3] == b"GET"] == [
+            b"GET %b " % path for path in paths if path != b"/error"
+        ]
+        assert answers[4][0] == 400
+        assert answers[4][2] == b'{"error":"no"}'
+
+
+def test_thousands_of_pipelined_requests(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        threading.Thread(target=client.sendall, args=(b"GET /p HTTP/1.1\r\n\r\n" * 5000,), daemon=True).start()
+        for _ in range(5000):
+            assert read_answer(stream)[0] == 200
+
+
+def test_chunked_bodies(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n")
+        client.sendall(b"3\r\ncde\r\n0\r\n\r\n")
+        assert read_answer(stream)[2] == b"POST /c abcde"
+        client.sendall(b"GET /again HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert read_answer(stream)[0] == 200
+
+
+def test_a_large_body_arrives_whole(running: Running) -> None:
+    body = bytes(range(256)) * 3900
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST /l HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert read_answer(stream)[2] == b"POST /l " + body
+
+
+def test_expect_continue(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST /e HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        assert stream.readline() == b"HTTP/1.1 100 Continue\r\n"
+        assert stream.readline() == b"\r\n"
+        client.sendall(b"hi")
+        assert read_answer(stream)[2] == b"POST /e hi"
+
+
+def test_old_clients(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"GET /k HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert read_answer(stream)[1]["connection"] == "keep-alive"
+        client.sendall(b"GET /o HTTP/1.0\r\n\r\n")
+        status, headers, _ = read_answer(stream)
+        assert (status, headers["connection"]) == (200, "close")
+        assert stream.read() == b""
+
+
+def test_connection_close_is_honoured(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"GET /o HTTP/1.1\r\nConnection: close\r\n\r\nGET /after HTTP/1.1\r\n\r\n")
+        assert read_answer(stream)[1]["connection"] == "close"
+        assert stream.read() == b""
+
+
+def test_an_offer_to_upgrade_is_ignored(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(
+            b"POST /u HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+            b"HTTP2-Settings: AAMAAABkAAQAAP__\r\nContent-Length: 4\r\n\r\nbody"
+        )
+        assert read_answer(stream)[2] == b"POST /u body"
+        client.sendall(b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert read_answer(stream)[2] == b"GET /next "
+
+
+def test_head_has_no_body(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"HEAD /h HTTP/1.1\r\nHost: h\r\n\r\nGET /g HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert stream.readline() == b"HTTP/1.1 200 OK\r\n"
+        while stream.readline() != b"\r\n":
+            pass
+        assert read_answer(stream)[2] == b"GET /g "
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 3000000000\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1000001\r\nExpect: 100-continue\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 70_000, 431),
+        (b"GET /" + b"a" * 70_000, 431),
+        (b"CONNECT x:1 HTTP/1.1\r\nHost: h\r\n\r\n", 405),
+        (b"GET /bug HTTP/1.1\r\nConnection: close\r\n\r\n", 500),
+    ],
+)
+def test_bad_input_gets_an_error_and_a_clean_close(running: Running, data: bytes, status: int) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(data)
+        got, headers, body = read_answer(stream)
+        assert got == status
+        assert headers["connection"] == "close"
+        assert body.startswith(b'{"error":')
+        assert stream.read() == b""
+    until(lambda: running.count() == 0)
+
+
+def test_a_refused_client_that_goes_on_sending_still_gets_its_answer(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1500000\r\n\r\n" + bytes(1_500_000))
+        status, _, body = read_answer(stream)
+        assert (status, body) == (400, b'{"error":"1500000 bytes are too many"}')
+
+
+def test_a_chunked_body_without_end_is_cut(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        piece = b"%x\r\n%b\r\n" % (100_000, bytes(100_000))
+        for _ in range(11):
+            client.sendall(piece)
+        assert read_answer(stream)[0] == 400
+
+
+def test_too_many_chunks(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 65_540)
+        status, _, body = read_answer(stream)
+        assert status == 400
+        assert b"Chunked request body exceeds maximum of 65536 non-empty chunks." in body
+
+
+def test_a_refusal_waits_for_the_answers_before_it(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"GET /late/50 HTTP/1.1\r\n\r\n\x00\x01broken\r\n\r\n")
+        assert read_answer(stream)[2] == b"GET /late/50 "
+        assert read_answer(stream)[0] == 400
+
+
+def test_a_client_that_vanishes_is_noticed(running: Running) -> None:
+    client = running.connect()
+    client.sendall(b"GET /never HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert running.app.arrived.wait(5)
+    client.close()
+    assert running.app.gone.wait(5)
+
+
+def test_a_half_closed_client_gets_what_it_asked_for(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"GET /late/50 HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        assert read_answer(stream)[2] == b"GET /late/50 "
+        assert read_answer(stream)[2] == b"GET /b "
+        assert stream.read() == b""
+
+
+def test_a_body_that_stops_half_way(running: Running) -> None:
+    with running.connect() as client:
+        client.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc")
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(100) == b""
+    until(lambda: running.count() == 0)
+
+
+@pytest.mark.parametrize(
+    "start", [b"G", b"GET / HTTP/1.1\r\nA: b\r\n", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n"]
+)
+def test_a_dawdling_client_is_cut_off(impatient: Running, start: bytes) -> None:
+    with impatient.connect() as client, client.makefile("rb") as stream:
+        client.sendall(start)
+        assert read_answer(stream)[0] == 408
+        assert stream.read() == b""
+
+
+def test_slow_drops_do_not_keep_a_head_open(impatient: Running) -> None:
+    with impatient.connect() as client:
+        client.settimeout(0.05)
+        received = b""
+        for _ in range(60):
+            try:
+                client.sendall(b"A: b\r\n" if received or _ else b"GET / HTTP/1.1\r\n")
+                received += client.recv(1000)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            if received:
+                break
+        assert received.startswith(b"HTTP/1.1 408 ")
+
+
+def test_an_idle_connection_is_left_alone(impatient: Running) -> None:
+    with impatient.connect() as client, client.makefile("rb") as stream:
+        threading.Event().wait(0.8)
+        client.sendall(b"GET /i HTTP/1.1\r\n\r\n")
+        assert read_answer(stream)[0] == 200
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_memory_stays_bounded(impatient: Running) -> None:
+    with impatient.connect() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(b"GET /big HTTP/1.1\r\n\r\n" * 50)
+
+        async def buffered() -> int:
+            return sum(
+                connection.transport.get_write_buffer_size()
+                for connection in impatient.server.connections
+                if connection.transport is not None
+            )
+
+        assert impatient.run(buffered()) <= 8_000_000, "further answers are not begun while one is not taken"
+        until(lambda: impatient.count() == 0)
+
+
+def test_closing_waits_for_what_is_in_flight(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream, running.connect():
+        client.sendall(b"GET /late/200 HTTP/1.1\r\n\r\n")
+        assert running.app.arrived.wait(5)
+        assert running.run(running.server.close(5.0)) is True
+        status, headers, _ = read_answer(stream)
+        assert (status, headers["connection"]) == (200, "close")
+    with pytest.raises(OSError, match="refused"):
+        running.connect()
+
+
+def test_closing_cuts_what_takes_too_long(running: Running) -> None:
+    with running.connect() as client:
+        client.sendall(b"GET /never HTTP/1.1\r\n\r\n")
+        assert running.app.arrived.wait(5)
+        assert running.run(running.server.close(0.1)) is False
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[Running]:
+    made = Running(HttpLimits(head_s=30.0, pause_s=30.0, linger_s=0.01))
+    yield made
+    made.close()
+
+
+pieces = st.sampled_from(
+    [
+        b"GET / HTTP/1.1\r\n", b"POST /x HTTP/1.1\r\n", b"Host: h\r\n", b"Content-Length: 3\r\n", b"\r\n", b"abc",
+        b"Transfer-Encoding: chunked\r\n", b"3\r\nabc\r\n", b"0\r\n\r\n", b"Expect: 100-continue\r\n", b"\x00", b"\r",
+        b"Connection: Upgrade\r\nUpgrade: h2c\r\n", b"Content-Length: 5\r\n", b"HTTP/1.0", b" ",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(pieces | st.binary(max_size=20), max_size=10))
+def test_whatever_arrives_the_server_stays_up(fuzzed: Running, parts: list[bytes]) -> None:
+    with fuzzed.connect() as client:
+        try:
+            for part in parts:
+                client.sendall(part)
+            client.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        received = b""
+        try:
+            while data := client.recv(65536):
+                received += data
+        except ConnectionResetError:
+            pass
+        assert not received or received.startswith(b"HTTP/1.1 ")
+    with fuzzed.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"GET /alive HTTP/1.1\r\n\r\n")
+        assert read_answer(stream)[2] == b"GET /alive "
