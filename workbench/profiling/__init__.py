@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.profiling.job import SweepJob
     from workbench.profiling.load import Load
-    from workbench.profiling.measure import MeasureOptions, Measurer, measure
+    from workbench.profiling.measuring import MeasureOptions, Measurer, measure
     from workbench.profiling.point import Point
     from workbench.profiling.samples import Samples
-    from workbench.profiling.sweep import Progress, SweepOptions, SweepResult, sweep
+    from workbench.profiling.sweeping import Progress, SweepOptions, SweepResult, sweep
     from workbench.profiling.target import Configurable, InKernelTarget, ServerTarget, Target, WorkbenchTarget
 
 _HOMES = {
     "Configurable": "target",
     "InKernelTarget": "target",
     "Load": "load",
-    "MeasureOptions": "measure",
-    "Measurer": "measure",
+    "MeasureOptions": "measuring",
+    "Measurer": "measuring",
     "Point": "point",
-    "Progress": "sweep",
+    "Progress": "sweeping",
     "Samples": "samples",
     "ServerTarget": "target",
     "SweepJob": "job",
-    "SweepOptions": "sweep",
-    "SweepResult": "sweep",
+    "SweepOptions": "sweeping",
+    "SweepResult": "sweeping",
     "Target": "target",
     "WorkbenchTarget": "target",
-    "measure": "measure",
-    "sweep": "sweep",
+    "measure": "measuring",
+    "sweep": "sweeping",
 }
 
 __all__ = [
@@ -60,9 +60,5 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'workbench.profiling' has no attribute '{name}'")
     import importlib
-    import sys
 
-    value = getattr(importlib.import_module(f"workbench.profiling.{home}"), name)
-    # Not kept in globals() blindly: `measure` and `sweep` are also submodules, and the function is what is meant.
-    setattr(sys.modules[__name__], name, value)
-    return value
+    return getattr(importlib.import_module(f"workbench.profiling.{home}"), name)

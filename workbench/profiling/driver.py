@@ -25,7 +25,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 _START_S = 30.0
 _SLACK_S = 30.0
-# -P: a user's random.py beside the notebook must not be imported; the path of this package comes last for the same reason.
+# -P: a user's random.py beside the notebook must not be imported; hence this package's own path comes last, too.
 _BOOTSTRAP = "import sys; sys.path.extend(sys.argv[1:]); from workbench.profiling.generator import main; main()"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import orjson
 
 _HEAD = struct.Struct(">IQ")
 
 
-def write_frame(stream: BinaryIO, head: Mapping[str, Any], blob: bytes | memoryview = b"") -> None:
+def write_frame(stream: IO[bytes], head: Mapping[str, Any], blob: bytes | memoryview = b"") -> None:
     """Writes one message and flushes."""
     encoded = orjson.dumps(head)
     stream.write(_HEAD.pack(len(encoded), len(blob)))
@@ -21,7 +21,7 @@ def write_frame(stream: BinaryIO, head: Mapping[str, Any], blob: bytes | memoryv
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
+def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
     """The next message; None when the other side has closed (or died, even in the middle of one)."""
     raw = _read(stream, _HEAD.size)
     if raw is None:
@@ -34,7 +34,7 @@ def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     return orjson.loads(head), blob
 
 
-def _read(stream: BinaryIO, size: int) -> bytes | None:
+def _read(stream: IO[bytes], size: int) -> bytes | None:
     parts = []
     while size:
         part = stream.read(size)

@@ -100,7 +100,7 @@ class _Generator:
 def _transport_maker(head: dict[str, Any], bodies: list[bytes]) -> MakeTransport:
     def make(recorder: Recorder, on_done: Callable[[int, str | None], None]) -> Transport:
         if head["protocol"] == "grpc":
-            from workbench.client.grpc_load import GrpcTransport
+            from workbench.profiling.grpc_load import GrpcTransport
 
             return GrpcTransport(head["url"], bodies, recorder, on_done)
         from workbench.profiling.http_load import HttpTransport
@@ -123,14 +123,13 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard > 0 else soft, hard))
     with contextlib.suppress(OSError, AttributeError):
         os.nice(-5)  # where it is allowed: a late generator spoils a measurement
-    try:
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):  # not on Windows
         import uvloop
 
-        run = uvloop.run
-    except ImportError:  # Windows
-        run = asyncio.run
-    with contextlib.suppress(KeyboardInterrupt):
-        run(_Generator(sys.stdin.buffer, answers).main())
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_Generator(sys.stdin.buffer, answers).main())
     os._exit(0)
 
 

@@ -181,7 +181,9 @@ class HttpTransport:
             await asyncio.sleep(_RETRY_S)
             if self._waiting and not self._closed:
                 number, _ = self._waiting.popleft()
-                self.on_done(number, f"cannot connect to {self._host}:{self._port}: {error or type(error).__name__}")
+                self.on_done(
+                    number, f"cannot connect to {self._host}:{self._port}: {str(error) or type(error).__name__}"
+                )
         finally:
             self._opening -= 1
         self._serve_waiting()

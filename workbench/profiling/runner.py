@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 from collections.abc import Callable
@@ -172,7 +173,7 @@ class LoadRun:
         if self._sending:
             self._send(self.clock())
 
-    # -- the window -----------------------------------------------------------------------------------------------------
+    # -- the window ---------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         load = self.load
@@ -204,10 +205,8 @@ class LoadRun:
             left = deadline - self.clock()
             if left <= 0:
                 return
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), min(left / 1e9, 0.2))
-            except TimeoutError:
-                pass
             recorder = self.recorder
             self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed})
             if recorder.answered == 0 and recorder.failed >= 10 and self.clock() - self._start > _GIVE_UP_NS:
@@ -216,10 +215,8 @@ class LoadRun:
     async def _drain(self) -> bool:
         self.transport.abandon_waiting("not sent: no connection was free before the end")
         if self.recorder.in_flight and not self._stopped:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), self.load.drain_s)
-            except TimeoutError:
-                pass
         text = "no answer: the run was stopped" if self._stopped else f"no answer {self.load.drain_s:g} s after the end"
         return self.recorder.give_up(text) == 0
 

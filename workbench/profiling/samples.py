@@ -44,7 +44,8 @@ class Samples:
     @property
     def ok(self) -> NDArray[np.bool_]:
         """Which requests were answered."""
-        return self.status == OK
+        answered: NDArray[np.bool_] = self.status == OK
+        return answered
 
     def errors(self) -> dict[str, int]:
         """How many requests failed with which text, the most frequent first."""

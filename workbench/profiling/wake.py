@@ -31,7 +31,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Waker:
-    """Calls ``fire`` on the loop at the armed time or soon after; it may also fire early, so ``fire`` reads the clock."""
+    """Calls ``fire`` on the loop at the armed time or soon after; possibly early, so ``fire`` must read the clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fire: Callable[[], None]) -> None:
         self._loop = loop

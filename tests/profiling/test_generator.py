@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from scripted_target import ScriptedServer
+
+from workbench.errors import ConnectionFailed, InternalError
+from workbench.profiling.driver import GeneratorProcess, Job
+from workbench.profiling.http_load import http_messages
+from workbench.profiling.load import Load
+
+HEADERS = {"Content-Type": "application/json"}
+
+PARENT = """
+import sys, threading
+from workbench.profiling.driver import GeneratorProcess, Job
+from workbench.profiling.http_load import http_messages
+from workbench.profiling.load import Load
+url = sys.argv[1]
+generator = GeneratorProcess()
+generator.start()
+job = Job(Load.closed(2, duration_s=60), url, "http", http_messages(url, "/v2/models/m/infer", [({}, b"x")]))
+generator.run(job, lambda event: print(generator.pid, flush=True))
+"""
+
+
+def job(server: ScriptedServer, load: Load) -> Job:
+    return Job(load, server.url, "http", http_messages(server.url, "/v2/models/m/infer", [(HEADERS, b"{}")]))
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        process.wait(within_s)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def test_one_process_serves_one_run_after_the_other() -> None:
+    with ScriptedServer() as server, GeneratorProcess() as generator:
+        generator.start()
+        pid = generator.pid
+        for concurrency in (1, 4):
+            samples = generator.run(
+                job(server, Load.closed(concurrency, duration_s=0.1, warmup_s=0)), lambda event: None
+            )
+            assert samples.extra["connections"] == concurrency
+            assert samples.ok.all()
+            assert (samples.done >= samples.sent).all()
+            assert (samples.sent >= samples.scheduled).all()
+        assert generator.pid == pid
+    assert pid is not None
+    assert gone(pid)
+
+
+def test_a_killed_generator_is_a_clear_error() -> None:
+    with ScriptedServer() as server, GeneratorProcess() as generator:
+        generator.start()
+        pid = generator.pid
+        assert pid is not None
+
+        def kill(event: object) -> None:
+            os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(InternalError, match=r"load generator ended during a run \(exit code -9\)"):
+            generator.run(job(server, Load.closed(1, duration_s=20)), kill)
+        # and the next run starts a new one
+        samples = generator.run(job(server, Load.closed(1, duration_s=0.05, warmup_s=0)), lambda event: None)
+        assert samples.ok.all()
+
+
+def test_the_generator_dies_with_its_parent() -> None:
+    with ScriptedServer() as server:
+        parent = subprocess.Popen([sys.executable, "-c", PARENT, server.url], stdout=subprocess.PIPE)
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        assert gone(pid)
+
+
+def test_stop_is_heard_in_the_middle_of_a_burst() -> None:
+    with ScriptedServer(lambda n: 0.05) as server, GeneratorProcess() as generator:
+        stop = threading.Event()
+        threading.Timer(0.3, stop.set).start()
+        begin = time.monotonic()
+        samples = generator.run(job(server, Load.open(500, duration_s=30)), lambda event: None, stop)
+        assert time.monotonic() - begin < 5
+    assert samples.stopped
+    assert len(samples.sent) > 20
+
+
+def test_an_interrupted_run_leaves_no_generator_behind() -> None:
+    with ScriptedServer() as server:
+        generator = GeneratorProcess()
+        generator.start()
+        pid = generator.pid
+
+        def interrupt(event: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            generator.run(job(server, Load.closed(1, duration_s=30)), interrupt)
+        assert pid is not None
+        assert gone(pid)
+        generator.close()
+
+
+def test_requests_above_the_limit_are_failed_not_queued() -> None:
+    with ScriptedServer(lambda n: 0.5) as server, GeneratorProcess() as generator:
+        load = Load.open(1000, duration_s=0.2, warmup_s=0, min_requests=0, max_in_flight=20)
+        samples = generator.run(job(server, load), lambda event: None)
+    assert server.received == 20
+    assert samples.errors() == {"not sent: 20 requests were under way already": len(samples.sent) - 20}
+
+
+def test_an_unreachable_server_is_said_so() -> None:
+    with ScriptedServer() as server:
+        pass
+    with GeneratorProcess() as generator, pytest.raises(ConnectionFailed, match="no server answers at"):
+        generator.run(job(server, Load.closed(1)), lambda event: None)
+
+
+def test_a_server_that_closes_every_connection_is_still_measured() -> None:
+    """Connection: close after each answer, as some proxies do."""
+    import socketserver
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as closing:
+        threading.Thread(target=closing.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{closing.server_address[1]}"
+        with GeneratorProcess() as generator:
+            load = Load.closed(2, duration_s=0.2, warmup_s=0, min_requests=0)
+            samples = generator.run(
+                Job(load, url, "http", http_messages(url, "/v2/models/m/infer", [({}, b"")])), lambda event: None
+            )
+        closing.shutdown()
+    assert len(samples.sent) > 10
+    assert samples.ok.mean() > 0.95

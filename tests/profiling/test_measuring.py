@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripted_target import ERROR, INPUTS, ScriptedServer
+
+from workbench.errors import ConnectionFailed, InvalidRequest
+from workbench.profiling import Load, Measurer, Point, ServerTarget, measure
+
+
+def short(**changes: object) -> dict[str, object]:
+    return {"duration_s": 0.4, "warmup_s": 0.05, "min_requests": 0, "drain_s": 2.0, **changes}
+
+
+def test_scripted_latencies_come_back_as_their_percentiles() -> None:
+    # Of ten requests eight take 10 ms, one 40 ms, one 80 ms: p50, p90 and p95 are known.
+    script = [0.010] * 8 + [0.040, 0.080]
+    with ScriptedServer(lambda n: script[n % 10]) as server:
+        load = Load.open(400, "constant", **short(duration_s=1.0))
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+    assert point.n == pytest.approx(400, abs=2)
+    assert point.failed == 0
+    assert 9.5 <= point.p50_ms < 10 + 6
+    assert 39.5 <= nearest(point, "p90_ms", 40) < 40 + 8
+    assert 79.5 <= point.p95_ms < 80 + 8  # the script's own timer ends up to half a millisecond early
+    assert 79.5 <= point.p99_ms < 80 + 12
+    assert point.p50_low <= point.p50_ms <= point.p50_high
+    assert point.throughput == pytest.approx(400, rel=0.05)
+    assert point.littles_law == pytest.approx(1, abs=0.1)
+    # What the server says of itself: the mean of the script, whatever the client saw.
+    assert point.compute_infer_ms == pytest.approx(20, abs=3)
+    assert point.mean_batch == 1.0
+    assert point.batch_rows == {1: pytest.approx(400, abs=20)}
+
+
+def nearest(point: Point, name: str, low: float) -> float:
+    # p90 is the edge between the 10 ms and the 40 ms requests: one request more or less decides.
+    value: float = getattr(point, name)
+    return low if value < low else value
+
+
+def test_the_rate_of_an_open_loop_is_held_although_the_server_is_slow() -> None:
+    with ScriptedServer(lambda n: 0.3) as server:
+        load = Load.open(300, "poisson", **short(seed=3))
+        with Measurer(ServerTarget(server.url), "m", inputs=INPUTS) as measurer:
+            measured = measurer.run(load)
+    samples = measured.samples
+    inside = (samples.scheduled >= samples.window[0]) & (samples.scheduled < samples.window[1])
+    assert inside.sum() == pytest.approx(120, abs=4 * math.sqrt(120))
+    assert (samples.sent[inside] > 0).all()
+    assert samples.extra["connections"] > 60  # 300/s × 0.3 s are under way at once
+    assert measured.point.n == inside.sum()
+    assert 299 <= measured.point.p50_ms < 340
+
+
+def test_a_stall_shows_from_the_scheduled_time() -> None:
+    """A closed loop sends nothing while the server stalls; an open one shows what users would have felt."""
+    with ScriptedServer(lambda n: 0.001) as server:
+        target = ServerTarget(server.url)
+        load = Load.open(200, "constant", **short(duration_s=1.0))
+
+        def stall(event: object) -> None:
+            if isinstance(event, dict) and event["event"] == "window":
+                server.stall_until = time.monotonic() + 0.4
+
+        point = measure(target, "m", load, inputs=INPUTS, on_event=stall)
+    assert point.p99_ms > 300
+    assert point.p90_ms > 200  # four tenths of the requests waited up to 400 ms
+    assert point.p50_ms < 100
+    assert not point.stable
+
+
+def test_errors_are_counted_by_their_text() -> None:
+    with ScriptedServer(lambda n: -0.001 if n % 4 == 0 else 0.001) as server:
+        point = measure(ServerTarget(server.url), "m", Load.closed(4, **short()), inputs=INPUTS)
+        assert point.failed > 5
+        assert list(point.errors) == [ERROR]
+        assert point.n > point.failed
+        assert server.received == server.success + server.fail
+    assert any("requests failed" in note for note in point.notes)
+
+
+def test_conservation_is_checked_against_the_server() -> None:
+    with ScriptedServer(lambda n: 0.002) as server:
+
+        def meddle(event: object) -> None:
+            if isinstance(event, dict) and event["event"] == "window":
+                server.success += 500
+
+        point = measure(ServerTarget(server.url), "m", Load.closed(2, **short()), inputs=INPUTS, on_event=meddle)
+    assert not point.valid
+    assert any("others used the model" in reason for reason in point.reasons)
+
+
+def test_a_reload_in_between_makes_the_point_invalid() -> None:
+    with ScriptedServer(lambda n: 0.002) as server:
+
+        def reload(event: object) -> None:
+            if isinstance(event, dict) and event["event"] == "window":
+                server.success = server.busy_ns = 0
+
+        load = Load.closed(2, **short(warmup_s=0.6))
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS, on_event=reload)
+    assert not point.valid
+    assert any("statistics were reset" in reason for reason in point.reasons)
+    assert math.isnan(point.queue_ms)
+
+
+def test_a_late_generator_makes_the_point_invalid() -> None:
+    from workbench.profiling import MeasureOptions
+
+    with ScriptedServer() as server:
+        strict = MeasureOptions(lag_limit_ms=0.0, lag_share=0.0)
+        point = measure(ServerTarget(server.url), "m", Load.open(200, **short()), inputs=INPUTS, options=strict)
+    assert not point.valid
+    assert any("load generator was late" in reason for reason in point.reasons)
+
+
+def test_a_server_without_statistics_is_measured_from_outside() -> None:
+    with ScriptedServer(lambda n: 0.002, statistics=False) as server:
+        point = measure(ServerTarget(server.url), "m", Load.closed(2, **short()), inputs=INPUTS)
+    assert point.valid
+    assert point.n > 10
+    assert math.isnan(point.queue_ms)
+    assert any("gives no statistics" in note for note in point.notes)
+
+
+def test_overload_is_said() -> None:
+    with ScriptedServer() as server:
+        server.script = lambda n: 0.01 * max(0, n)  # each waits longer than the one before
+        point = measure(
+            ServerTarget(server.url), "m", Load.open(100, "constant", **short(duration_s=0.8)), inputs=INPUTS
+        )
+    assert not point.stable
+    assert any("overload" in reason for reason in point.reasons)
+
+
+def test_nobody_there_is_an_error_at_once() -> None:
+    with ScriptedServer() as server:
+        url = server.url
+    with pytest.raises(ConnectionFailed, match="no server answers"):
+        measure(ServerTarget(url), "m", Load.closed(1, **short()), inputs=INPUTS)
+
+
+def test_a_server_that_dies_in_the_middle_gives_a_failed_count_not_a_hang() -> None:
+    server = ScriptedServer(lambda n: 0.002)
+    begin = time.monotonic()
+
+    def kill(event: object) -> None:
+        if isinstance(event, dict) and event["event"] == "window_end":
+            server.close()
+
+    with pytest.raises(ConnectionFailed):
+        measure(ServerTarget(server.url), "m", Load.closed(2, **short()), inputs=INPUTS, on_event=kill)
+    assert time.monotonic() - begin < 20
+
+
+def test_a_silent_server_is_given_up_after_the_drain() -> None:
+    with ScriptedServer(lambda n: 60.0, statistics=False) as server:
+        point = measure(ServerTarget(server.url), "m", Load.closed(3, **short(drain_s=0.2)), inputs=INPUTS)
+    assert point.failed == 3
+    assert not point.valid
+    assert "no answer 0.2 s after the end" in next(iter(point.errors))
+
+
+def test_stopping_keeps_what_was_measured() -> None:
+    stop = threading.Event()
+    with ScriptedServer(lambda n: 0.002) as server:
+
+        def after_window(event: object) -> None:
+            if isinstance(event, dict) and event["event"] == "progress" and event["answered"] > 50:
+                stop.set()
+
+        begin = time.monotonic()
+        load = Load.closed(2, duration_s=60, warmup_s=0)
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS, stop=stop, on_event=after_window)
+        assert time.monotonic() - begin < 10
+    assert point.n >= 50
+    assert not point.valid
+    assert "stopped" in point.reasons[0]
+
+
+def test_the_window_grows_until_there_are_enough_requests() -> None:
+    with ScriptedServer(lambda n: 0.05) as server:
+        load = Load.closed(1, duration_s=0.1, warmup_s=0.0, min_requests=8, max_duration_s=2.0)
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+    assert point.n >= 8
+    assert 0.35 < point.duration_s < 1.5
+
+
+def test_inputs_come_from_the_model_directory(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "example_inputs.json").write_text(json.dumps({"data": [{"X": [1, 2, 3, 4]}, {"X": [5, 6, 7, 8]}]}))
+    with ScriptedServer() as server:
+        target = ServerTarget(server.url, repositories=[tmp_path])
+        point = measure(target, "m", Load.closed(1, **short(batch_size=2)))
+        bodies = b"".join(server.bodies)
+    assert point.inputs == "example_inputs.json"
+    assert np.arange(1, 9, dtype=np.float32).tobytes() in bodies
+    assert point.throughput == pytest.approx(2 * point.n / point.duration_s, rel=0.01)
+
+
+def test_random_inputs_are_said_to_be_random() -> None:
+    with ScriptedServer() as server:
+        point = measure(ServerTarget(server.url), "m", Load.closed(1, **short()))
+        assert len(server.bodies) == 16  # different requests in rotation
+    assert point.inputs == "random"
+    assert any("random numbers" in note for note in point.notes)
+
+
+def test_the_same_seed_gives_the_same_arrivals() -> None:
+    from workbench.profiling.load import schedule
+
+    load = Load.open(500, seed=9)
+    assert (schedule(load) == schedule(Load.open(500, seed=9))).all()
+    assert not np.array_equal(schedule(load)[:100], schedule(Load.open(500, seed=10))[:100])
+    gaps = np.diff(schedule(Load.open(1000, duration_s=20))) / 1e9
+    assert gaps.mean() == pytest.approx(0.001, rel=0.05)
+    assert gaps.std() == pytest.approx(0.001, rel=0.05)  # exponential: deviation equals mean
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"kind": "half"},
+        {"concurrency": 0},
+        {"kind": "open"},
+        {"duration_s": 0},
+        {"batch_size": 0},
+        {"distribution": "x"},
+    ],
+)
+def test_loads_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        Load(**bad)  # type: ignore[arg-type]
+
+
+def test_a_point_survives_json() -> None:
+    with ScriptedServer(lambda n: 0.002) as server:
+        point = measure(ServerTarget(server.url), "m", Load.closed(2, **short()), inputs=INPUTS)
+    back = Point.from_json(json.loads(json.dumps(point.to_json())))
+    assert back.row().keys() == point.row().keys()
+    assert back.throughput == point.throughput
+    assert back.batch_rows == point.batch_rows
+    assert math.isnan(back.p99_high) == math.isnan(point.p99_high)
+    assert point.config["max_batch_size"] == 8
+    assert point.environment["cpus"] >= 1
+    assert "infer/s" in repr(point)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from scripted_target import INPUTS, ScriptedServer, ScriptedTarget
+
+from workbench.errors import InvalidRequest
+from workbench.profiling import Load, Point, Progress, SweepJob, SweepOptions, SweepResult, sweep
+from workbench.records import RunStore
+
+FAST = {"duration_s": 0.15, "warmup_s": 0.02, "min_requests": 0, "drain_s": 1.0}
+GRID = {"max_batch_size": [4, 8], "x.delay": [0, 5]}
+
+
+@pytest.fixture
+def server() -> object:
+    with ScriptedServer(lambda n: 0.002) as scripted:
+        original = dict(scripted.config)
+        yield scripted
+        assert scripted.config == original, "the configuration was not restored"
+
+
+def test_every_combination_is_measured_and_the_configuration_restored(server: ScriptedServer, tmp_path: Path) -> None:
+    target = ScriptedTarget(server)
+    heard: list[Progress] = []
+    store = RunStore(tmp_path)
+    loads = [Load.closed(1, **FAST), Load.open(200, **FAST)]
+    result = sweep(target, "m", GRID, loads, inputs=INPUTS, store=store, on_progress=heard.append)
+    assert len(result) == result.total == 8
+    assert [point.settings for point in result[::2]] == [
+        {"max_batch_size": size, "x.delay": delay} for size in (4, 8) for delay in (0, 5)
+    ]
+    # read back from the server, not what was asked for
+    assert [point.config["max_batch_size"] for point in result] == [4] * 4 + [8] * 4
+    assert target.calls[-1] == "restore"
+    assert [(progress.done, progress.total) for progress in heard] == [(n, 8) for n in range(9)]
+    assert heard[0].eta_s > 0
+    assert heard[-1].eta_s == 0
+    assert result.status == "done"
+    frame = result.to_frame()
+    assert frame["x.delay"].tolist() == [0, 0, 5, 5, 0, 0, 5, 5]
+    assert frame["load"].tolist() == ["closed", "open"] * 4
+    with store.open(result.run_id) as run:
+        assert run.info.status == "done"
+        assert len(run.keys()) == 8
+        assert run.frame()["throughput"].tolist() == frame["throughput"].tolist()
+        assert len(run.configs()) == 4
+        assert Point.from_json(run.points()[0]).settings == result[0].settings
+
+
+def test_a_refused_configuration_is_a_row_with_its_reason(server: ScriptedServer) -> None:
+    target = ScriptedTarget(server)
+    target.refuse = 7
+    result = sweep(target, "m", {"max_batch_size": [7, 8]}, [Load.closed(1, **FAST)], inputs=INPUTS)
+    assert [bool(point.error) for point in result] == [True, False]
+    assert "refused by the script" in result[0].error
+    assert result[0].verdict == "failed"
+    assert result.to_frame()["verdict"].tolist()[0] == "failed"
+    best = result.best()
+    assert best is None or best is result[1]
+
+
+def test_a_wrong_input_is_a_row_with_its_reason(server: ScriptedServer) -> None:
+    load = Load.closed(1, batch_size=2, **FAST)
+    result = sweep(ScriptedTarget(server), "m", {"max_batch_size": [0, 8]}, [load])
+    assert "takes no batches" in result[0].error
+    assert not result[1].error
+
+
+def test_stopping_keeps_what_was_measured_and_restores(server: ScriptedServer, tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def on_progress(progress: Progress) -> None:
+        if progress.done == 2:
+            stop.set()
+
+    store = RunStore(tmp_path)
+    result = sweep(
+        ScriptedTarget(server), "m", GRID, [Load.closed(1, **FAST)],
+        inputs=INPUTS, store=store, stop=stop, on_progress=on_progress,
+    )  # fmt: skip
+    assert len(result) == 2
+    assert result.stopped
+    assert store.list()[0].status == "stopped"
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+def test_an_exception_restores_and_keeps_what_was_measured(
+    server: ScriptedServer, tmp_path: Path, kind: type[BaseException]
+) -> None:
+    def on_progress(progress: Progress) -> None:
+        if progress.done == 2:
+            raise kind("in the middle")
+
+    store = RunStore(tmp_path)
+
+    def run() -> SweepResult:
+        return sweep(
+            ScriptedTarget(server), "m", GRID, [Load.closed(1, **FAST)],
+            inputs=INPUTS, store=store, on_progress=on_progress,
+        )  # fmt: skip
+
+    if kind is KeyboardInterrupt:
+        assert len(run()) == 2  # Ctrl-C in a cell gives what there is
+    else:
+        with pytest.raises(RuntimeError):
+            run()
+    assert store.list()[0].points == 2
+
+
+def test_a_server_that_dies_ends_the_sweep_with_what_was_measured() -> None:
+    server = ScriptedServer(lambda n: 0.002)
+
+    def on_progress(progress: Progress) -> None:
+        if progress.done == 1:
+            server.close()
+
+    result = sweep(
+        ScriptedTarget(server), "m", GRID, [Load.closed(1, **FAST)], inputs=INPUTS, on_progress=on_progress
+    )  # fmt: skip
+    assert not result[0].error
+    assert 2 <= len(result) <= 3
+    assert result.status == "failed"
+    assert "no server answers" in result.error
+
+
+def test_a_job_runs_in_the_background_and_stops_at_once(server: ScriptedServer) -> None:
+    first = threading.Event()
+    job = SweepJob(
+        ScriptedTarget(server), "m", {"max_batch_size": [1, 2, 4]}, [Load.closed(1, duration_s=0.2, warmup_s=0.0)],
+        inputs=INPUTS, on_progress=lambda progress: first.set() if progress.done else None,
+    )  # fmt: skip
+    assert not job.running
+    job.start()
+    with pytest.raises(InvalidRequest, match="already"):
+        job.start()
+    assert first.wait(10)
+    assert job.running
+    assert len(job.points) >= 1
+    begin = time.monotonic()
+    result = job.stop(timeout_s=10)
+    assert time.monotonic() - begin < 3
+    assert result is not None
+    assert result.stopped
+    assert job.done
+    assert job.result is result
+    assert job.progress.total == 3
+
+
+def test_a_listener_that_raises_does_not_end_a_job(server: ScriptedServer) -> None:
+    def broken(progress: Progress) -> None:
+        raise ValueError
+
+    job = SweepJob(
+        ScriptedTarget(server), "m", {}, [Load.closed(1, **FAST)], inputs=INPUTS, on_progress=broken
+    )  # fmt: skip
+    result = job.start().wait(20)
+    assert result is not None
+    assert len(result) == 1
+
+
+def test_samples_are_kept_on_request(server: ScriptedServer, tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    options = SweepOptions(keep_samples=True, title="with stamps")
+    result = sweep(
+        ScriptedTarget(server), "m", {}, [Load.closed(1, **FAST)], inputs=INPUTS, store=store, options=options
+    )
+    with store.open("latest") as run:
+        assert run.info.title == "with stamps"
+        samples = run.samples(1)
+        assert len(samples["sent"]) >= result[0].n
+
+
+def _point(throughput: float, p99: float, **changes: object) -> Point:
+    values: dict[str, object] = {
+        "model": "m", "load": Load.closed(1), "valid": True, "n": 100, "throughput": throughput, "p99_ms": p99,
+        "throughput_low": throughput - 5, "throughput_high": throughput + 5,
+    }  # fmt: skip
+    return Point(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_best_meets_the_goal_and_prefers_the_lower_tail_when_too_close_to_call() -> None:
+    points = (
+        _point(500, 50),
+        _point(400, 9),
+        _point(398, 5),
+        _point(300, 1),
+        _point(900, 1, valid=False),
+        _point(800, 1, failed=3),
+    )
+    result = SweepResult("m", {}, points, 6)
+    assert result.best() is points[0]
+    assert result.best(p99_ms=10) is points[2]
+    assert result.best(p99_ms=2) is points[3]
+    assert result.best(p99_ms=0.5) is None
+
+
+@pytest.mark.parametrize("grid", [{"a": []}, {"a": "text"}, {"a": 3}])
+def test_a_grid_that_makes_no_sense_is_refused(grid: dict[str, object]) -> None:
+    with ScriptedServer() as server, pytest.raises(InvalidRequest, match="list of values for 'a'"):
+        sweep(ScriptedTarget(server), "m", grid, [Load.closed(1)])  # type: ignore[arg-type]
+
+
+def test_save_writes_a_result_afterwards(tmp_path: Path) -> None:
+    result = SweepResult("m", {"a": [1]}, (_point(1, 1),), 1)
+    store = RunStore(tmp_path)
+    run_id = result.save(store, title="later")
+    assert store.open(run_id).frame()["p99_ms"].tolist() == [1.0]

@@ -1,0 +1,54 @@
+"""Who used the processors during a window."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import psutil
+
+from workbench.clock import Clock, monotonic_ns
+
+
+@dataclass(frozen=True, slots=True)
+class CpuReading:
+    """CPU seconds used until now: by the whole machine, and by a process with its children (nan: not known)."""
+
+    time_ns: int
+    machine_s: float
+    process_s: float
+
+
+def read_cpu(pid: int | None, clock: Clock = monotonic_ns) -> CpuReading:
+    """A reading; ``pid`` None reads the machine alone."""
+    times = psutil.cpu_times()
+    busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+    return CpuReading(clock(), busy, _tree(pid))
+
+
+def _tree(pid: int | None) -> float:
+    if pid is None:
+        return float("nan")
+    try:
+        root = psutil.Process(pid)
+        total = _own(root)
+        for child in root.children(recursive=True):
+            # A child that ends between two readings makes the later one too small; that is rare and shows as such.
+            with contextlib.suppress(psutil.Error):
+                total += _own(child)
+        return total
+    except psutil.Error:
+        return float("nan")
+
+
+def _own(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def cpus_between(before: CpuReading, after: CpuReading) -> tuple[float, float]:
+    """How many CPUs the machine and the process kept busy on average; nan where not known."""
+    seconds = (after.time_ns - before.time_ns) / 1e9
+    if seconds <= 0:
+        return float("nan"), float("nan")
+    return (after.machine_s - before.machine_s) / seconds, (after.process_s - before.process_s) / seconds

@@ -1,0 +1,93 @@
+"""Sending requests over gRPC: serialised messages through grpc.aio, so that encoding costs nothing during a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from workbench.client.grpc_client import OPTIONS, grpc_target
+from workbench.client.grpc_codec import SERVICE
+from workbench.profiling.recorder import Recorder
+
+_CONNECT_S = 10.0
+_CALL_S = 120.0
+
+
+def _same(raw: bytes) -> bytes:
+    return raw
+
+
+class GrpcTransport:
+    """Calls on one or a few channels; a channel takes any number of calls at once."""
+
+    def __init__(
+        self, url: str, messages: Sequence[bytes], recorder: Recorder, on_done: Callable[[int, str | None], None]
+    ) -> None:
+        self.spare = 0
+        self._target, self._tls = grpc_target(url)
+        self._messages = messages
+        self._recorder = recorder
+        self._on_done = on_done
+        self._channels: list[Any] = []
+        self._calls: list[Any] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, connections: int) -> None:
+        """Connects.
+
+        Raises:
+            OSError: the server cannot be reached.
+        """
+        # A channel of its own for each 64 calls: HTTP/2 servers commonly allow 100 streams on one connection.
+        for index in range(max(1, (connections + 63) // 64)):
+            options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("workbench.channel", index))
+            if self._tls:
+                channel = grpc.aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
+            else:
+                channel = grpc.aio.insecure_channel(self._target, options=options)
+            self._channels.append(channel)
+            try:
+                await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
+            except TimeoutError:
+                raise OSError(f"no gRPC server at {self._target} within {_CONNECT_S:g} s") from None
+            self._calls.append(
+                channel.unary_unary(f"{SERVICE}/ModelInfer", request_serializer=_same, response_deserializer=_same)
+            )
+
+    def send(self, number: int, example: int) -> None:
+        """Sends a request."""
+        task = asyncio.get_running_loop().create_task(self._one(number, example))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _one(self, number: int, example: int) -> None:
+        self._recorder.sent[number] = self._recorder.clock()
+        error: str | None = None
+        try:
+            await self._calls[number % len(self._calls)](self._messages[example], timeout=_CALL_S)
+        except grpc.aio.AioRpcError as problem:
+            error = problem.details() or problem.code().name
+        except asyncio.CancelledError:
+            return
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        self._on_done(number, error)
+
+    def abandon_waiting(self, text: str) -> None:
+        """Nothing waits here: every request is sent at once."""
+
+    async def close(self) -> None:
+        """Hangs up."""
+        for task in list(self._tasks):
+            task.cancel()
+        for channel in self._channels:
+            await channel.close()
+
+    @property
+    def connections(self) -> int:
+        """How many channels are open."""
+        return len(self._channels)

@@ -1,0 +1,138 @@
+"""The load on a target inside this process: sent from the calling thread, which shares the GIL with the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workbench.clock import Clock, monotonic_ns
+from workbench.profiling.load import Load, schedule
+from workbench.profiling.recorder import Recorder
+from workbench.profiling.samples import Samples
+from workbench.profiling.target import InKernelTarget
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+
+_PAUSE_NS = 5_000_000
+_TICK_NS = 50_000_000
+
+
+class KernelLoad:
+    """Drives one load point against an ``InKernelTarget``."""
+
+    def __init__(
+        self,
+        target: InKernelTarget,
+        requests: Sequence[InferenceRequest],
+        load: Load,
+        *,
+        on_event: Callable[[dict[str, Any]], None],
+        stop: threading.Event | None = None,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._target = target
+        self._requests = requests
+        self._load = load
+        self._on_event = on_event
+        self._stop = stop if stop is not None else threading.Event()
+        self._clock = clock
+        self._recorder = Recorder(clock)
+        self._answers: queue.SimpleQueue[tuple[int, int, str | None]] = queue.SimpleQueue()
+        self._later: list[int] = []
+        self._offsets = schedule(load).tolist() if load.kind == "open" else []
+        self._next = 0
+        self._start = 0
+        self._sending = True
+
+    def run(self) -> Samples:
+        """The whole point: warm-up, window, drain."""
+        load, clock, recorder = self._load, self._clock, self._recorder
+        self._start = clock()
+        if load.kind == "closed":
+            for _ in range(load.concurrency):
+                self._send(clock())
+        self._until(self._start + int(load.warmup_s * 1e9))
+        begin, answered = clock(), recorder.answered
+        self._on_event({"event": "window", "start": begin})
+        self._until(begin + int(load.duration_s * 1e9))
+        longest = begin + int(load.longest_s * 1e9)
+        while recorder.answered - answered < load.min_requests and clock() < longest and not self._stop.is_set():
+            self._until(min(longest, clock() + _TICK_NS))
+        end = clock()
+        self._sending = False
+        self._on_event({"event": "window_end", "start": begin, "end": end})
+        drained = self._drain(end)
+        return recorder.samples((begin, end), stopped=self._stop.is_set(), drained=drained, cpu_s=0.0)
+
+    def _send(self, scheduled: int) -> None:
+        recorder = self._recorder
+        number = recorder.new(scheduled)
+        request = dataclasses.replace(self._requests[number % len(self._requests)])
+        answers, clock = self._answers, self._clock
+        first_error: list[str] = []
+
+        def on_response(response: InferenceResponse) -> None:
+            if response.error is not None:
+                first_error.append(response.error.message)
+            if response.final:
+                answers.put((number, clock(), first_error[0] if first_error else None))
+
+        recorder.sent[number] = clock()
+        try:
+            self._target.submit(request, on_response)
+        except Exception as error:
+            answers.put((number, clock(), getattr(error, "message", None) or f"{type(error).__name__}: {error}"))
+
+    def _until(self, deadline: int) -> None:
+        """Sends and receives until a time, or until stopped."""
+        while not self._stop.is_set():
+            now = self._clock()
+            if now >= deadline:
+                return
+            wake = min(deadline, now + _TICK_NS)
+            wake = self._send_due(now, wake)
+            try:
+                self._take(self._answers.get(timeout=max(0, wake - self._clock()) / 1e9))
+            except queue.Empty:
+                continue
+
+    def _send_due(self, now: int, wake: int) -> int:
+        """Sends what is due and gives the time of what comes next, ``wake`` at the latest."""
+        while self._later and self._later[0] <= now:
+            self._later.pop(0)
+            self._send(now)
+        if self._later:
+            wake = min(wake, self._later[0])
+        while self._next < len(self._offsets):
+            due: int = self._start + self._offsets[self._next]
+            if due > self._clock():
+                return min(wake, due)
+            self._next += 1
+            if self._recorder.in_flight >= self._load.max_in_flight:
+                text = f"not sent: {self._load.max_in_flight} requests were under way already"
+                self._recorder.finish(self._recorder.new(due), text)
+            else:
+                self._send(due)
+        return wake
+
+    def _take(self, answer: tuple[int, int, str | None]) -> None:
+        number, done, error = answer
+        if not self._recorder.finish(number, error):
+            return
+        self._recorder.done[number] = done
+        if self._sending and self._load.kind == "closed":
+            if error is None:
+                self._send(done)
+            else:  # as over HTTP: a client that failed pauses for a moment
+                self._later.append(self._clock() + _PAUSE_NS)
+
+    def _drain(self, end: int) -> bool:
+        deadline = end + int(self._load.drain_s * 1e9)
+        while self._recorder.in_flight and not self._stop.is_set() and self._clock() < deadline:
+            try:
+                self._take(self._answers.get(timeout=0.05))
+            except queue.Empty:
+                continue
+        return self._recorder.give_up(f"no answer {self._load.drain_s:g} s after the end") == 0

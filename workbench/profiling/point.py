@@ -1,0 +1,192 @@
+"""One measured load point: every figure with its number of requests, interval, configuration and verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from workbench.profiling.load import Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A load point of one model under one configuration.
+
+    Latencies are milliseconds: ``p50_ms`` and so on from the *scheduled* time (late sends, stalls show),
+    ``sent_p50_ms`` from the send. ``throughput`` is inferences (rows) per second that ended in the window. ``_low`` and
+    ``_high`` are the ends of 95 % intervals, nan where there are too few requests for one. The queue and compute times
+    are means of the server's statistics over the window, as perf_analyzer defines them.
+
+    ``valid`` False means that the figures must not be believed; ``stable`` False that they had not settled (or that the
+    server could not keep up); ``reasons`` says why, ``notes`` what else to know. ``error`` is set for a point that
+    could not be measured at all.
+    """
+
+    model: str
+    load: Load
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the sweep's grid, by path."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration as read back from the server."""
+    epoch: int | None = None
+    url: str = ""
+    protocol: str = ""
+    started: str = ""
+    duration_s: float = math.nan
+
+    n: int = 0
+    """Requests behind the latencies."""
+    sent: int = 0
+    failed: int = 0
+    """Requests of the window that failed or were never answered."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    throughput: float = math.nan
+    throughput_low: float = math.nan
+    throughput_high: float = math.nan
+    mean_ms: float = math.nan
+    p50_ms: float = math.nan
+    p50_low: float = math.nan
+    p50_high: float = math.nan
+    p90_ms: float = math.nan
+    p95_ms: float = math.nan
+    p99_ms: float = math.nan
+    p99_low: float = math.nan
+    p99_high: float = math.nan
+    max_ms: float = math.nan
+    sent_p50_ms: float = math.nan
+    sent_p90_ms: float = math.nan
+    sent_p95_ms: float = math.nan
+    sent_p99_ms: float = math.nan
+    lag_p50_ms: float = math.nan
+    """How much later than scheduled the generator sent."""
+    lag_p99_ms: float = math.nan
+
+    mean_batch: float = math.nan
+    request_ms: float = math.nan
+    queue_ms: float = math.nan
+    compute_input_ms: float = math.nan
+    compute_infer_ms: float = math.nan
+    compute_output_ms: float = math.nan
+    overhead_ms: float = math.nan
+    batch_rows: Mapping[int, int] = field(default_factory=dict)
+    """Executions by rows, from the statistics."""
+    batch_compute_ms: Mapping[int, float] = field(default_factory=dict)
+    batch_reasons: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Executions by reason and rows, from the records; empty where the server keeps none."""
+
+    valid: bool = False
+    stable: bool = False
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    littles_law: float = math.nan
+    """Mean number under way / (throughput x mean latency); 1 when the books are in order."""
+    generator_cpu: float = math.nan
+    """CPUs that the generator used."""
+    server_cpu: float = math.nan
+    other_cpu: float = math.nan
+    inputs: str = ""
+    seed: int = 0
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def concurrency(self) -> int | None:
+        """Clients of a closed loop; None for an open one."""
+        return self.load.concurrency if self.load.kind == "closed" else None
+
+    @property
+    def rate(self) -> float | None:
+        """Requests/s offered by an open loop; None for a closed one."""
+        return self.load.rate if self.load.kind == "open" else None
+
+    @property
+    def verdict(self) -> str:
+        """``valid``, ``not stable``, ``not valid`` or ``failed``."""
+        if self.error:
+            return "failed"
+        if not self.valid:
+            return "not valid"
+        return "valid" if self.stable else "not stable"
+
+    def row(self) -> dict[str, Any]:
+        """The point as one flat row: the grid's values, the load, the figures."""
+        load = self.load
+        row: dict[str, Any] = {"model": self.model}
+        row |= dict(self.settings)
+        row |= {
+            "load": load.kind,
+            "concurrency": self.concurrency,
+            "rate": self.rate,
+            "distribution": load.distribution if load.kind == "open" else None,
+            "batch_size": load.batch_size,
+            "verdict": self.verdict,
+        }
+        skip = {"model", "load", "settings", "config", "environment", "errors", "batch_rows", "batch_compute_ms"}
+        skip |= {"batch_reasons"}
+        for item in fields(self):
+            if item.name not in skip:
+                value = getattr(self, item.name)
+                row[item.name] = "; ".join(value) if isinstance(value, tuple) else value
+        row["max_batch_size"] = self.config.get("max_batch_size")
+        return row
+
+    def to_json(self) -> dict[str, Any]:
+        """In full, as a dictionary for JSON; nan becomes None."""
+        out = asdict(self)
+        return {name: _jsonable(value) for name, value in out.items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Point:
+        """Reads what ``to_json`` gave."""
+        known = {item.name: item for item in fields(cls)}
+        given = {name: item for name, item in value.items() if name in known}
+        for name, item in given.items():
+            if item is None and known[name].type == "float":
+                given[name] = math.nan
+        given["load"] = Load.from_json(given["load"])
+        for name in ("reasons", "notes"):
+            given[name] = tuple(given.get(name, ()))
+        given["batch_rows"] = {int(size): count for size, count in (given.get("batch_rows") or {}).items()}
+        given["batch_compute_ms"] = {int(size): ms for size, ms in (given.get("batch_compute_ms") or {}).items()}
+        given["batch_reasons"] = {
+            reason: {int(size): count for size, count in sizes.items()}
+            for reason, sizes in (given.get("batch_reasons") or {}).items()
+        }
+        return cls(**given)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{path}={value}" for path, value in self.settings.items())
+        head = f"{self.model}, {self.load.label}" + (f", {settings}" if settings else "")
+        if self.error:
+            return f"{head}: failed: {self.error}"
+        lines = [
+            f"{head}: {self.verdict}",
+            f"  {self.throughput:.1f} infer/s {_interval(self.throughput_low, self.throughput_high, 1)}, "
+            f"{self.n} requests in {self.duration_s:.1f} s, {self.failed} failed",
+            f"  latency ms  p50 {self.p50_ms:.2f} {_interval(self.p50_low, self.p50_high)}  p90 {self.p90_ms:.2f}  "
+            f"p95 {self.p95_ms:.2f}  p99 {self.p99_ms:.2f} {_interval(self.p99_low, self.p99_high)}",
+            f"  server ms   queue {self.queue_ms:.2f}  input {self.compute_input_ms:.2f}  infer "
+            f"{self.compute_infer_ms:.2f}  output {self.compute_output_ms:.2f}  mean batch {self.mean_batch:.2f}",
+        ]
+        lines += [f"  why: {reason}" for reason in self.reasons]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _interval(low: float, high: float, digits: int = 2) -> str:
+    def text(value: float) -> str:
+        return "?" if math.isnan(value) else f"{value:.{digits}f}"
+
+    return f"[{text(low)}, {text(high)}]"
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    return value

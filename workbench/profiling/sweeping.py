@@ -1,0 +1,372 @@
+"""Sweeps: a grid of configurations × loads, applied live, with the configuration restored whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+from workbench.clock import Clock, monotonic_ns
+from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
+from workbench.profiling.load import Load
+from workbench.profiling.measuring import Measured, MeasureOptions, Measurer, failed_point
+from workbench.profiling.point import Point
+from workbench.profiling.requests import Inputs
+from workbench.profiling.target import Configurable, directory_of
+from workbench.records.runs import Run, RunStore, content_hash, point_key
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Grid = Mapping[str, Sequence[Any]]
+"""Values by path, such as ``{"dynamic_batching.max_queue_delay_microseconds": [0, 500]}``; None removes the field."""
+
+_OVERHEAD_S = 0.6  # what a point takes beside its load, before one has been measured
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a sweep is. ``point`` is the newest one, None at the start; ``eta_s`` is a guess at first."""
+
+    done: int
+    total: int
+    eta_s: float
+    point: Point | None = None
+
+    @property
+    def fraction(self) -> float:
+        """From 0 to 1."""
+        return self.done / self.total if self.total else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What a sweep may be told beside its grid.
+
+    ``keep_samples`` stores the stamps of every request, and the server's records, with each point.
+    """
+
+    title: str = ""
+    keep_samples: bool = False
+    measure: MeasureOptions = field(default_factory=MeasureOptions)
+    clock: Clock = monotonic_ns
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult(Sequence[Point]):
+    """The points of a sweep in the order of measuring; failed ones are among them, with their ``error``.
+
+    ``stopped`` says that it was ended early, ``restored`` that the original configuration is applied again;
+    ``error`` what broke it off or kept it from being restored.
+    """
+
+    model: str
+    grid: Mapping[str, Sequence[Any]]
+    points: tuple[Point, ...]
+    total: int
+    stopped: bool = False
+    restored: bool = True
+    error: str = ""
+    run_id: str = ""
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @overload
+    def __getitem__(self, index: int) -> Point: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Point]: ...
+    def __getitem__(self, index: int | slice) -> Point | Sequence[Point]:
+        return self.points[index]
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A tidy table, one row a point: the grid's values, the load, the figures, the verdict."""
+        import pandas as pd
+
+        return pd.DataFrame([point.row() for point in self.points])
+
+    def best(self, *, p99_ms: float | None = None, p50_ms: float | None = None) -> Point | None:
+        """The valid point with the highest throughput among those that meet the goal and lost no request.
+
+        None when no point does. Points that overlap within their intervals are too close to call: then the one with the
+        lower p99 is taken.
+        """
+        fitting = [
+            point
+            for point in self.points
+            if point.valid
+            and point.failed == 0
+            and (p99_ms is None or point.p99_ms <= p99_ms)
+            and (p50_ms is None or point.p50_ms <= p50_ms)
+        ]
+        if not fitting:
+            return None
+        top = max(fitting, key=lambda point: point.throughput)
+        floor = top.throughput_low if not math.isnan(top.throughput_low) else top.throughput
+        close = [point for point in fitting if point.throughput >= floor and point.throughput_high >= top.throughput]
+        return min([top, *close], key=lambda point: point.p99_ms)
+
+    def save(self, store: RunStore, *, title: str = "") -> str:
+        """Writes the points as a run of the store and gives its id."""
+        with store.create("sweep", model=self.model, title=title, grid=dict(self.grid)) as run:
+            for point in self.points:
+                _write(run, point, "")
+            run.finish(self.status)
+            return run.id
+
+    @property
+    def status(self) -> str:
+        """``done``, ``stopped`` or ``failed``."""
+        if self.error:
+            return "failed"
+        return "stopped" if self.stopped else "done"
+
+    def __repr__(self) -> str:
+        head = f"Sweep of {self.model}: {len(self.points)} of {self.total} points, {self.status}"
+        if self.error:
+            head += f" ({self.error})"
+        if not self.points:
+            return head
+        names = [*self.grid, "load"]
+        lines = [head, "  ".join(names) + "  infer/s  p50 ms  p99 ms  mean batch  verdict"]
+        for point in self.points:
+            values = [str(point.settings.get(path)) for path in self.grid] + [point.load.label]
+            figures = f"{point.throughput:.1f}  {point.p50_ms:.2f}  {point.p99_ms:.2f}  {point.mean_batch:.2f}"
+            lines.append("  ".join(values) + f"  {figures}  {point.verdict}")
+        return "\n".join(lines)
+
+
+def combinations(grid: Grid) -> list[dict[str, Any]]:
+    """Every combination of a grid's values; one empty combination for an empty grid.
+
+    Raises:
+        InvalidRequest: a path without values.
+    """
+    lists: dict[str, list[Any]] = {}
+    for path, values in grid.items():
+        given: Any = values
+        if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+            raise InvalidRequest(f"the grid needs a list of values for '{path}', got {given!r}")
+        lists[path] = list(given)
+        if not lists[path]:
+            raise InvalidRequest(f"the grid needs a list of values for '{path}', got an empty one")
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+
+
+class Sweeper:
+    """One sweep, run once by ``run``; ``sweep`` and ``SweepJob`` are the usual ways to it."""
+
+    def __init__(
+        self,
+        target: Configurable,
+        model: str,
+        grid: Grid,
+        loads: Sequence[Load],
+        *,
+        inputs: Inputs = None,
+        store: RunStore | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        stop: threading.Event | None = None,
+        options: SweepOptions | None = None,
+    ) -> None:
+        if not loads:
+            raise InvalidRequest("a sweep needs at least one load")
+        self._target = target
+        self._model = model
+        self._plan = combinations(grid)
+        self._grid = {path: list(values) for path, values in grid.items()}
+        self._loads = list(loads)
+        self._inputs = inputs
+        self._store = store
+        self._on_progress = on_progress
+        self._stop = stop if stop is not None else threading.Event()
+        self._options = options if options is not None else SweepOptions()
+        self._began = 0
+        self.points: list[Point] = []
+
+    @property
+    def total(self) -> int:
+        """How many points there will be."""
+        return len(self._plan) * len(self._loads)
+
+    def run(self) -> SweepResult:
+        """Measures every point. Ctrl-C and ``stop`` end it early and keep what was measured.
+
+        The original configuration is applied again in any case, also when measuring raises.
+        """
+        self._began = self._options.clock()
+        run = self._open_run()
+        stopped, error, restored = False, "", True
+        try:
+            self._tell(None)
+            with Measurer(
+                self._target, self._model, inputs=self._inputs, stop=self._stop, options=self._options.measure
+            ) as measurer:
+                error = self._measure_all(measurer, run)
+            stopped = self._stop.is_set()
+        except KeyboardInterrupt:
+            stopped = True
+        finally:
+            complaint = self._restore()
+            if complaint:
+                restored, error = False, f"{error}; {complaint}" if error else complaint
+            result = SweepResult(
+                self._model, self._grid, tuple(self.points), self.total, stopped, restored, error, run.id if run else ""
+            )
+            if run is not None:
+                run.set_meta(restored=restored, error=error)
+                run.finish(result.status)
+                run.close()
+        return result
+
+    def _measure_all(self, measurer: Measurer, run: Run | None) -> str:
+        """Gives what broke the sweep off, or nothing."""
+        unreachable = 0
+        for settings in self._plan:
+            refused = ""
+            try:
+                self._apply(settings)
+            except ConnectionFailed as error:
+                return error.message
+            except WorkbenchError as error:
+                refused = f"the configuration was refused: {error.message}"
+            for load in self._loads:
+                if self._stop.is_set():
+                    return ""
+                measured: Measured | None = None
+                if refused:
+                    point = failed_point(self._model, load, settings, refused)
+                else:
+                    try:
+                        measured = measurer.run(load, settings)
+                        point, unreachable = measured.point, 0
+                    except Exception as error:
+                        point = failed_point(self._model, load, settings, _text(error))
+                        unreachable = unreachable + 1 if isinstance(error, ConnectionFailed) else 0
+                self._keep(point, run, measured)
+                if unreachable >= 2:
+                    return point.error
+        return ""
+
+    def _apply(self, settings: Mapping[str, Any]) -> None:
+        if not settings:
+            return
+        from workbench.config import Edit
+
+        edits = [
+            Edit(path, "remove") if value is None else Edit(path, "set", value) for path, value in settings.items()
+        ]
+        self._target.configure(self._model, edits)
+
+    def _keep(self, point: Point, run: Run | None, measured: Measured | None) -> None:
+        self.points.append(point)
+        if run is not None:
+            number = _write(run, point, self._key(point))
+            if measured is not None and self._options.keep_samples:
+                samples = measured.samples
+                run.add_samples(
+                    number,
+                    {name: getattr(samples, name) for name in ("scheduled", "sent", "done", "status")},
+                )
+                if measured.records is not None:
+                    run.add_records(number, measured.records)
+        self._tell(point)
+
+    def _key(self, point: Point) -> str:
+        directory = directory_of(self._target, self._model)
+        content = content_hash(directory) if directory is not None else ""
+        environment = point.environment
+        return point_key(
+            model=self._model,
+            content=content,
+            config=point.config,
+            settings=point.settings,
+            inputs=point.inputs,
+            load=point.load.to_json(),
+            device=environment.get("cpu_model", ""),
+        )
+
+    def _restore(self) -> str:
+        if not self._grid:
+            return ""
+        try:
+            self._target.restore(self._model)
+        except Exception as error:
+            return f"the configuration could not be restored: {_text(error)}"
+        return ""
+
+    def _tell(self, point: Point | None) -> None:
+        if self._on_progress is None:
+            return
+        done, left = len(self.points), self.total - len(self.points)
+        if done:
+            each = (self._options.clock() - self._began) / 1e9 / done
+            eta = each * left
+        else:
+            eta = sum(load.warmup_s + load.duration_s + _OVERHEAD_S for load in self._loads) * len(self._plan)
+        self._on_progress(Progress(done, self.total, eta, point))
+
+    def _open_run(self) -> Run | None:
+        if self._store is None:
+            return None
+        return self._store.create(
+            "sweep",
+            model=self._model,
+            title=self._options.title,
+            url=self._target.url,
+            grid=self._grid,
+            loads=[load.to_json() for load in self._loads],
+            total=self.total,
+            seed=self._loads[0].seed,
+        )
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
+
+
+def _write(run: Run, point: Point, key: str) -> int:
+    return run.add_point(point.to_json(), row=point.row(), key=key, config=point.config or None)
+
+
+def sweep(
+    target: Configurable,
+    model: str,
+    grid: Grid,
+    loads: Sequence[Load],
+    *,
+    inputs: Inputs = None,
+    store: RunStore | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    options: SweepOptions | None = None,
+) -> SweepResult:
+    """Measures a grid of configurations × loads; each configuration is applied live and read back.
+
+    All configurations see the same arrivals (the load's seed). A point that fails is a row with its reason; Ctrl-C or
+    ``stop`` end the sweep and keep what was measured; the original configuration is applied again whatever happens.
+    With the loads' defaults a point takes about 3.5 s, so 12 points take about 40 s.
+
+    Args:
+        target: the server.
+        model: its model.
+        grid: values by path; an empty grid measures the loads under the configuration that is applied.
+        loads: ``[Load.closed(1), Load.closed(8), Load.open(200)]``.
+        inputs: what to send; None takes the model's example inputs.
+        store: where to write the points, each as soon as it is measured.
+        on_progress: called before the first point and after each one, on this thread.
+        stop: once set, ends the sweep at once.
+        options: title, what to keep, how strictly points are judged.
+
+    Raises:
+        InvalidRequest: a grid or loads that make no sense.
+    """
+    return Sweeper(
+        target, model, grid, loads, inputs=inputs, store=store, on_progress=on_progress, stop=stop, options=options
+    ).run()
