@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import threading
 import tomllib
@@ -58,9 +59,7 @@ def test_a_second_build_changes_no_file_and_needs_no_network(
     assert [(step.done, step.total) for step in steps] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_weights_that_are_not_the_built_ones_are_made_again_and_edited_configs_stay(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_missing_weights_are_made_and_what_people_changed_stays(repository: Path, tmp_path: Path) -> None:
     config = sources_directory() / "magika" / "config.pbtxt"
     target = tmp_path / "repository"
     (target / "magika").mkdir(parents=True)
@@ -74,13 +73,41 @@ def test_weights_that_are_not_the_built_ones_are_made_again_and_edited_configs_s
     assert good == (repository / "magika" / "1" / "model.onnx").read_bytes()
     assert (target / "magika" / "config.pbtxt").read_bytes() == edited
 
-    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    assert build(target, models=["magika"])[0].built
-    assert weights.read_bytes() == good
-    weights.unlink()
-    assert build(target, models=["magika"])[0].built
-    assert not build(target, models=["magika"])[0].built
+    for missing in (weights, target / "magika" / "labels.txt"):
+        missing.unlink()
+        assert build(target, models=["magika"])[0].built
+        assert weights.read_bytes() == good
+        assert not build(target, models=["magika"])[0].built
+
+    weights.write_bytes(b"a model of the user's own")
+    (kept,) = build(target, models=["magika"])
+    assert (kept.built, kept.note) == (False, "changed since it was built, left as it is")
+    (target / "magika" / "1" / "build.json").unlink()
+    (kept,) = build(target, models=["magika"])
+    assert (kept.built, kept.note) == (False, "weights of another origin, left as they are")
+    assert weights.read_bytes() == b"a model of the user's own"
+
     assert build(target, models=["magika"], force=True)[0].built
+    assert weights.read_bytes() == good
+    assert (target / "magika" / "config.pbtxt").read_bytes() == edited
+
+
+def test_an_older_recipe_is_built_again(tmp_path: Path) -> None:
+    build(tmp_path, models=["tokenizer"])
+    stamp = tmp_path / "tokenizer" / "1" / "build.json"
+    now = json.loads(stamp.read_text())
+    stamp.write_text(json.dumps({**now, "recipe": 0}))
+    assert build(tmp_path, models=["tokenizer"])[0].built
+    assert json.loads(stamp.read_text()) == now
+
+
+def test_models_that_lie_under_each_others_names_are_left_there(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "magika", tmp_path / "tokenizer")
+    shutil.copytree(repository / "tokenizer", tmp_path / "magika")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for model in build(tmp_path, models=["magika", "tokenizer"]):
+        assert (model.built, model.note) == (False, "another model lies under this name, left as it is")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_builds_at_the_same_time_both_succeed(repository: Path, tmp_path: Path) -> None:

