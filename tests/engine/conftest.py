@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gate_backend import Gate, GateBackend
 from onnx_models import add_model
+from workbench.backends.registry import BACKENDS
 
 from workbench.engine import EngineOptions, InferenceEngine
 
@@ -37,3 +39,13 @@ def make_engine() -> Iterator[EngineFactory]:
     yield make
     for engine in engines:
         engine.stop(5)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """The backend ``gate`` (see gate_backend), closed at first; opened at the end so that nothing hangs."""
+    gate = Gate()
+    monkeypatch.setitem(BACKENDS, "gate", ("gate_backend", "GateBackend"))
+    monkeypatch.setattr(GateBackend, "gate", gate)
+    yield gate
+    gate.open.set()
