@@ -64,6 +64,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_repository(tmp_path_factory.mktemp("models"))
 
 
+@pytest.fixture(scope="session")
+def write() -> Callable[..., None]:
+    """``write(repository, name, datatype, dims, extra, batch)``: adds an identity model."""
+    return write_identity
+
+
 @contextmanager
 def running(
     repository: Path, options: ServerOptions | None = None, control_mode: str = "explicit"

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.errors import WorkbenchError
 from workbench.server import runtime
@@ -59,12 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace, settings: LogSettings) -> int:
+    for name in without_effect(args):
+        LOG.warning("%s is tritonserver's and has no effect here", name)
+    with _Stop(args.owner_fd) as stop:
+        return _run(args, settings, stop)
+
+
+def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
     from workbench.engine import InferenceEngine
     from workbench.server.serve import serve_engine
 
-    for name in without_effect(args):
-        LOG.warning("%s is tritonserver's and has no effect here", name)
-    stop = _Stop(args.owner_fd)
     try:
         name = runtime.check_name(args.name) if args.name else runtime.free_name(Path(args.model_repository[0]).name)
         engine = InferenceEngine(_engine_options(args))
@@ -123,7 +127,7 @@ class _Stop:
     def __init__(self, owner_fd: int) -> None:
         self.orphaned = False
         self._event = threading.Event()
-        self._previous = {}
+        self._previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, self._on_signal)
@@ -152,9 +156,13 @@ class _Stop:
     def wait(self) -> None:
         """Until there is a reason to stop."""
         self._event.wait()
+
+    def __enter__(self) -> _Stop:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         for number, handler in self._previous.items():
-            if signal.getsignal(number) == self._on_signal:
-                signal.signal(number, handler)
+            signal.signal(number, handler)
 
 
 def _engine_options(args: argparse.Namespace) -> EngineOptions:
