@@ -34,46 +34,46 @@ if TYPE_CHECKING:
     from workbench.config.document import ConfigDocument
     from workbench.config.findings import Finding, Fix, apply_fixes
     from workbench.config.lint import LintContext, fix_all, lint_config
-    from workbench.config.normalize import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
+    from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
     from workbench.config.path import Edit, parse_edit, parse_path
     from workbench.config.rules import RULES
     from workbench.config.syntax import ParseError
     from workbench.config.tokens import Span, SyntaxFault
-    from workbench.config.validate import Problem, ValidationError, problems, validate
+    from workbench.config.validation import Problem, ValidationError, problems, validate
 
 _HOMES = {
     "ConfigChange": "change",
     "ConfigDocument": "document",
-    "DEFAULT_MAX_BATCH_SIZE": "normalize",
+    "DEFAULT_MAX_BATCH_SIZE": "normalization",
     "Edit": "path",
     "Finding": "findings",
     "Fix": "findings",
     "LintContext": "lint",
     "ModelTensor": "complete",
     "ParseError": "syntax",
-    "Problem": "validate",
+    "Problem": "validation",
     "RULES": "rules",
     "Span": "tokens",
     "SyntaxFault": "tokens",
-    "ValidationError": "validate",
+    "ValidationError": "validation",
     "apply_fixes": "findings",
     "can_batch": "complete",
     "change_class": "change",
     "check_io": "complete",
     "compare_dims": "complete",
-    "complete_backend": "normalize",
+    "complete_backend": "normalization",
     "complete_io": "complete",
     "edits_between": "difference",
     "fix_all": "lint",
     "from_json": "convert",
     "lint_config": "lint",
-    "normalize": "normalize",
+    "normalize": "normalization",
     "parse_edit": "path",
     "parse_path": "path",
-    "problems": "validate",
+    "problems": "validation",
     "to_json": "convert",
     "to_text": "convert",
-    "validate": "validate",
+    "validate": "validation",
 }
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workbench.config.normalize import DEFAULT_MAX_BATCH_SIZE
+from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE
 from workbench.config.schema import Message, pb
 from workbench.errors import ConfigError
 

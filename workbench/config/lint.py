@@ -8,10 +8,10 @@ from workbench.config.document import ConfigDocument
 from workbench.config.findings import Finding, Fix, Report, apply_fixes
 from workbench.config.lint_message import lint_message
 from workbench.config.lint_syntax import lint_syntax
-from workbench.config.normalize import complete_backend, normalize
+from workbench.config.normalization import complete_backend, normalize
 from workbench.config.path import Edit
 from workbench.config.schema import Message
-from workbench.config.validate import Problem, problems
+from workbench.config.validation import Problem, problems
 from workbench.errors import ConfigError
 
 

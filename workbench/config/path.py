@@ -164,20 +164,24 @@ def format_step(step: Step) -> str:
 
 
 def parse_edit(text: str) -> Edit:
-    """An edit from ``path=json``, as ``--set`` takes it; text that is not JSON is taken as a string.
+    """An edit from ``path=json``, as ``--set`` takes it; text that is not JSON, or any for a string field, is a string.
 
     Raises:
         ConfigError: no ``=``, or a path that the schema does not have.
     """
-    depth_free = _split_at_equals(text)
-    if depth_free is None:
+    parts = _split_at_equals(text)
+    if parts is None:
         raise ConfigError(f"'{text}' must have the form path=value", hint="as in instance_group[0].count=2")
-    path, value = depth_free
-    parse_path(path)
+    path, value = parts
+    last = parse_path(path)[-1]
     try:
-        return Edit(path, "set", json.loads(value))
-    except ValueError:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
         return Edit(path, "set", value)
+    leaf = last.field.body.fields["value"] if last.key is not None else last.field
+    if leaf.kind == "string" and last.picks and not isinstance(parsed, str):
+        return Edit(path, "set", value)
+    return Edit(path, "set", parsed)
 
 
 def _split_at_equals(text: str) -> tuple[str, str] | None:

@@ -424,8 +424,13 @@ class Parser:
             self._advance()
 
 
+_LONGEST_SHOWN = 1000
+
+
 def _shown(token: Token) -> str:
-    return token.text.decode("utf-8", "replace")
+    """The token as an error shows it; only what no person wrote is cut."""
+    text = token.text.decode("utf-8", "replace")
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
 
 
 def _is_set(value: Scalar, kind: FieldType) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from workbench.config.schema import Message
-from workbench.config.validate import Problem
+from workbench.config.validation import Problem
 
 _STEPS = "ensemble_scheduling.step"
 

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from workbench.config.schema import Message, pb
-from workbench.config.validate import Problem
+from workbench.config.validation import Problem
 
 WILDCARD = -1
 """A dimension of any size."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from workbench.backends.base import Backend, ModelContext, ModelDescription
 from workbench.config import ConfigDocument, to_json
-from workbench.config.normalize import complete_backend, normalize
-from workbench.config.validate import validate
+from workbench.config.normalization import complete_backend, normalize
+from workbench.config.validation import validate
 from workbench.engine.completion import complete_from_description
 from workbench.engine.host import ModelHost
 from workbench.engine.options import EngineOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from workbench.config.normalize import backend_of_platform
+from workbench.config.normalization import backend_of_platform
 from workbench.config.schema import Message, pb
 from workbench.errors import Code, ConfigError
 
