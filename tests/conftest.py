@@ -32,6 +32,21 @@ def oracle(shared: Path) -> Path:
     return shared / "oracle"
 
 
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample repository, built once for the whole run from the download cache. Read it; do not write to it."""
+    from workbench.samples import SampleError, build
+
+    target = tmp_path_factory.mktemp("samples") / "model_repository"
+    try:
+        build(target)
+    except SampleError as error:
+        if "cannot download" not in error.message:
+            raise
+        pytest.skip(f"the weights of the sample models cannot be downloaded here: {error.message}")
+    return target
+
+
 @pytest.fixture(autouse=True)
 def _state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runtime files of servers that tests start go to a folder of their own."""

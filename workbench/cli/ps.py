@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from workbench.server import runtime
 
     shown = ("name", "pid", "http", "metrics", "control_mode", "detached", "started", "repositories")
-    servers = [{key: info[key] for key in shown} for info in runtime.list_servers()]
+    servers: list[dict[str, Any]] = [{key: dict(info)[key] for key in shown} for info in runtime.list_servers()]
     if args.json:
         print(json.dumps(servers, indent=2))
         return 0

@@ -8,9 +8,14 @@ from typing import Any, Literal
 
 from workbench.errors import InvalidMeasurement
 from workbench.profiling import Point
+from workbench.tuning.choice import throughput_interval, usable_points
 
 MINIMUM_GAIN = 1.15
 """Batching is advised from this gain in throughput on: it costs latency and memory, so a few percent do not pay."""
+
+
+MINIMUM_EXECUTIONS = 5
+"""Batch sizes seen less often than this say nothing about the service time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,7 @@ class Advice:
 
 def is_batching(config: Mapping[str, Any]) -> bool:
     """Whether a configuration lets requests share a batch."""
-    return (
-        int(config.get("max_batch_size", 0)) > 1
-        and "dynamic_batching" in config
-        and config["dynamic_batching"] is not None
-    )
+    return int(config.get("max_batch_size", 0)) > 1 and config.get("dynamic_batching") is not None
 
 
 def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None) -> Advice:
@@ -52,37 +53,47 @@ def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None) -> 
     Raises:
         InvalidMeasurement: there is no valid point of one of the two kinds at a common load.
     """
-    usable = [point for point in points if point.valid and not point.error and not point.failed]
-    pairs: list[tuple[float, Point, Point]] = []
-    for label in dict.fromkeys(point.load.label for point in usable):
-        here = [point for point in usable if point.load.label == label]
-        without = [point for point in here if not is_batching(point.config)]
-        batched = [point for point in here if is_batching(point.config) and (p99_ms is None or point.p99_ms <= p99_ms)]
-        if without and batched:
-            off, on = max(without, key=_throughput), max(batched, key=_throughput)
-            pairs.append((on.throughput / off.throughput, on, off))
+    usable = usable_points(points)
     curve = service_curve(usable)
+    pairs = _pairs(usable, p99_ms)
     if not pairs:
-        if (
-            p99_ms is not None
-            and any(is_batching(point.config) for point in usable)
-            and any(not is_batching(p.config) for p in usable)
-        ):
+        kinds = {is_batching(point.config) for point in usable}
+        if p99_ms is not None and len(kinds) == 2:
             return Advice("off", f"leave batching off: no batched configuration holds p99 <= {p99_ms:g} ms", 1.0, curve)
         raise InvalidMeasurement(
             "cannot advise on batching: it was not measured both with and without at the same load",
             hint="sweep dynamic_batching and max_batch_size, and include a point without",
         )
-    gain, on, off = max(pairs, key=lambda pair: pair[0])
-    certain = _low(on) > _high(off)
-    if gain >= MINIMUM_GAIN and certain:
-        text = f"turn batching on: {on.throughput:.0f} against {off.throughput:.0f} infer/s at {on.load.label} ({gain:.1f} ×)"
-        return Advice("on", text + _because(curve, pays=True), gain, curve)
-    if gain >= MINIMUM_GAIN:
-        text = f"leave batching off: the gain of {gain:.2f} × at {on.load.label} is too close to call"
-    else:
-        text = f"leave batching off: {on.throughput:.0f} against {off.throughput:.0f} infer/s at {on.load.label} ({gain:.2f} ×)"
-    return Advice("off", text + _because(curve, pays=False), gain, curve)
+    on, off = max(pairs, key=lambda pair: pair[0].throughput / pair[1].throughput)
+    gain = on.throughput / off.throughput
+    figures = f"{on.throughput:.0f} against {off.throughput:.0f} infer/s at {on.load.label} ({gain:.2g} ×)"
+    separate = throughput_interval(on)[0] > throughput_interval(off)[1]
+    if gain >= MINIMUM_GAIN and separate and _curve_agrees(curve):
+        return Advice("on", f"turn batching on: {figures}{_because(curve, pays=True)}", gain, curve)
+    unclear = ", too close to call" if gain >= MINIMUM_GAIN and not separate else ""
+    return Advice("off", f"leave batching off: {figures}{unclear}{_because(curve, pays=False)}", gain, curve)
+
+
+def _curve_agrees(curve: Mapping[int, float]) -> bool:
+    """Whether the service times say that a batch is cheaper than its rows one by one.
+
+    The throughput of two points measured one after the other also moves with what else the machine does; the time of
+    an execution by its rows must tell the same story before batching is advised.
+    """
+    one = curve.get(1)
+    return one is None or any(rows * one / ms >= MINIMUM_GAIN for rows, ms in curve.items() if rows > 1)
+
+
+def _pairs(usable: Sequence[Point], p99_ms: float | None) -> list[tuple[Point, Point]]:
+    """At each load: the best point with batching and the best without."""
+    pairs = []
+    for label in dict.fromkeys(point.load.label for point in usable):
+        here = [point for point in usable if point.load.label == label]
+        without = [point for point in here if not is_batching(point.config)]
+        batched = [point for point in here if is_batching(point.config) and (p99_ms is None or point.p99_ms <= p99_ms)]
+        if without and batched:
+            pairs.append((max(batched, key=lambda p: p.throughput), max(without, key=lambda p: p.throughput)))
+    return pairs
 
 
 def service_curve(points: Sequence[Point]) -> dict[int, float]:
@@ -94,7 +105,7 @@ def service_curve(points: Sequence[Point]) -> dict[int, float]:
             if count > 0:
                 total, number = totals.get(int(rows), (0.0, 0))
                 totals[int(rows)] = (total + ms * count, number + count)
-    return {rows: total / number for rows, (total, number) in sorted(totals.items())}
+    return {rows: total / count for rows, (total, count) in sorted(totals.items()) if count >= MINIMUM_EXECUTIONS}
 
 
 def _because(curve: Mapping[int, float], *, pays: bool) -> str:
@@ -107,15 +118,3 @@ def _because(curve: Mapping[int, float], *, pays: bool) -> str:
     return (
         f"; a batch of {rows} takes {relation} {ms / one:.1f} × as long as a single one ({ms:.1f} against {one:.1f} ms)"
     )
-
-
-def _throughput(point: Point) -> float:
-    return point.throughput
-
-
-def _low(point: Point) -> float:
-    return point.throughput_low if point.throughput_low == point.throughput_low else point.throughput
-
-
-def _high(point: Point) -> float:
-    return point.throughput_high if point.throughput_high == point.throughput_high else point.throughput

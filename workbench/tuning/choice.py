@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +28,8 @@ class Choice:
 def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
     """The configuration with the highest throughput among those that hold the latency goal.
 
-    Points that are not valid, or failed a request, do not count. Where throughput intervals overlap the difference is too
-    close to call: then the one with the lower p99 is taken.
+    Points that are not valid, or failed a request, do not count. Where throughput intervals overlap the difference is
+    too close to call: then the one with the lower p99 is taken.
 
     Args:
         points: measured points, of any loads.
@@ -37,7 +38,7 @@ def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
     Raises:
         InvalidMeasurement: no point is valid, or none holds the goal; the text says by how much.
     """
-    usable = [point for point in points if point.valid and not point.error and not point.failed]
+    usable = usable_points(points)
     if not usable:
         why = "; ".join(sorted({reason for point in points for reason in (*point.reasons, point.error) if reason})[:3])
         raise InvalidMeasurement("no point of the sweep is valid", where=why, hint="measure again on a quiet machine")
@@ -50,7 +51,7 @@ def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
             hint="lower the load, or allow more",
         )
     best = max(holding, key=lambda point: point.throughput)
-    tied = [point for point in holding if _high(point) >= _low(best)]
+    tied = [point for point in holding if throughput_interval(point)[1] >= throughput_interval(best)[0]]
     taken = min(tied, key=lambda point: (point.p99_ms, -point.throughput))
     # Never give away throughput that the intervals merely blur.
     if taken.throughput < 0.97 * best.throughput:
@@ -69,9 +70,12 @@ def describe(point: Point) -> str:
     return f"{', '.join(parts) or 'as configured'} at {point.load.label}"
 
 
-def _low(point: Point) -> float:
-    return point.throughput_low if point.throughput_low == point.throughput_low else point.throughput
+def usable_points(points: Sequence[Point]) -> list[Point]:
+    """The points whose figures may be believed and that lost no request."""
+    return [point for point in points if point.valid and not point.error and not point.failed]
 
 
-def _high(point: Point) -> float:
-    return point.throughput_high if point.throughput_high == point.throughput_high else point.throughput
+def throughput_interval(point: Point) -> tuple[float, float]:
+    """The interval of the throughput; the figure itself where there were too few windows for one."""
+    low, high = point.throughput_low, point.throughput_high
+    return (point.throughput if math.isnan(low) else low, point.throughput if math.isnan(high) else high)

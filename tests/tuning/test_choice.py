@@ -1,0 +1,50 @@
+"""The configuration that is taken, and the ones that are not."""
+
+from __future__ import annotations
+
+import pytest
+from tuning_points import point
+
+from workbench.errors import InvalidMeasurement
+from workbench.tuning import choose
+
+
+def test_the_highest_throughput_within_the_goal_is_taken() -> None:
+    points = [point(100, 5, settings={"a": 1}), point(300, 40, settings={"a": 2}), point(500, 90, settings={"a": 3})]
+    assert choose(points).settings == {"a": 3}
+    assert choose(points, p99_ms=50).settings == {"a": 2}
+    assert "goal of 50 ms" in choose(points, p99_ms=50).text
+
+
+def test_among_those_too_close_to_call_the_lower_latency_is_taken() -> None:
+    points = [point(500, 90, settings={"a": 1}), point(495, 60, settings={"a": 2}), point(300, 10, settings={"a": 3})]
+    choice = choose(points)
+    assert choice.settings == {"a": 2}
+    assert [other.settings for other in choice.tied] == [{"a": 1}]
+    assert "too close to call" in choice.text
+
+
+def test_a_wide_interval_does_not_win_over_real_throughput() -> None:
+    points = [point(500, 90, settings={"a": 1}), point(300, 10, settings={"a": 2}, spread=0.9)]
+    assert choose(points).settings == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param({"valid": False, "reasons": ("the generator lagged",)}, id="not valid"),
+        pytest.param({"failed": 3}, id="lost requests"),
+        pytest.param({"error": "the model is gone"}, id="failed"),
+    ],
+)
+def test_points_that_must_not_be_believed_do_not_count(bad: dict[str, object]) -> None:
+    points = [point(900, 5, settings={"a": 1}, **bad), point(100, 5, settings={"a": 2})]
+    assert choose(points).settings == {"a": 2}
+    with pytest.raises(InvalidMeasurement, match="no point of the sweep is valid"):
+        choose(points[:1])
+
+
+def test_a_goal_that_none_holds_names_the_nearest() -> None:
+    with pytest.raises(InvalidMeasurement, match="p99 <= 2 ms") as caught:
+        choose([point(100, 5.0, settings={"a": 1}), point(300, 40.0)], p99_ms=2)
+    assert "p99 5.0 ms" in caught.value.where

@@ -1,0 +1,103 @@
+"""``workbench export``: the tuned repository for production."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from workbench.export import ExportResult
+
+SUMMARY = "Writes a repository that real Triton loads unchanged, with provenance.json."
+EXAMPLE = "workbench export latest --to bundle --p99-ms 100"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``export``."""
+    parser.add_argument(
+        "subject",
+        metavar="RUN|REPOSITORY",
+        help="a stored sweep (its best configuration), or a model repository as it is",
+    )
+    parser.add_argument("--to", required=True, metavar="DIR", help="the directory to make")
+    parser.add_argument(
+        "--model-repository", metavar="DIR", help="where the run's model is (default: the running server's)"
+    )
+    parser.add_argument(
+        "--model", action="append", metavar="NAME", help="of a repository, only this model; may be repeated"
+    )
+    parser.add_argument(
+        "--p99-ms", type=float, metavar="MS", help="the latency goal that the run's best configuration must hold"
+    )
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="replace an earlier export")
+    parser.add_argument("--json", action="store_true", help="what was written as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exports and says where."""
+    subject = Path(args.subject)
+    result = _repository(subject, args) if subject.is_dir() else _run(args)
+    if args.json:
+        models = {model.name: {"edits": list(model.edits), "files": dict(model.files)} for model in result.models}
+        print(json.dumps({"directory": str(result.directory), "repository": str(result.repository), "models": models}))
+    else:
+        print(result)
+    return 0
+
+
+def _repository(repository: Path, args: argparse.Namespace) -> ExportResult:
+    from workbench.export import ModelToExport, export_repository
+
+    directories = sorted(path for path in repository.iterdir() if (path / "config.pbtxt").is_file())
+    if args.model:
+        directories = [path for path in directories if path.name in args.model]
+    if not directories:
+        raise NotFound(f"no model with a config.pbtxt in {repository}", where=str(repository))
+    models = [ModelToExport(path, (path / "config.pbtxt").read_bytes()) for path in directories]
+    return export_repository(models, Path(args.to), overwrite=args.force)
+
+
+def _run(args: argparse.Namespace) -> ExportResult:
+    from workbench.config import ConfigDocument, Edit
+    from workbench.export import ModelToExport, export_repository
+    from workbench.profiling import Point
+    from workbench.records.runs import RunStore
+    from workbench.tuning import choose
+
+    with RunStore(args.runs).open(args.subject) as stored:
+        points = [Point.from_json(value) for value in stored.points()]
+        name, model, environment = stored.id, str(stored.meta.get("model", "")), stored.environment()
+    choice = choose(points, p99_ms=args.p99_ms)
+    directory = _model_directory(model, args.model_repository)
+    document = ConfigDocument.parse((directory / "config.pbtxt").read_bytes(), path=str(directory / "config.pbtxt"))
+    edits = [Edit(path, "remove" if value is None else "set", value) for path, value in choice.settings.items()]
+    tuned = document.edit(edits) if edits else document
+    measured: dict[str, Any] = {
+        "run": name,
+        "choice": choice.text,
+        "p99_goal_ms": args.p99_ms,
+        "after": choice.point.to_json(),
+    }
+    models = [ModelToExport(directory, tuned.data, measured)]
+    return export_repository(models, Path(args.to), provenance={"environment": environment}, overwrite=args.force)
+
+
+def _model_directory(model: str, repository: str | None) -> Path:
+    from workbench.server import runtime
+
+    repositories = (
+        [repository] if repository else [path for info in runtime.list_servers() for path in info["repositories"]]
+    )
+    for candidate in repositories:
+        if (Path(candidate) / model / "config.pbtxt").is_file():
+            return Path(candidate) / model
+    if repository:
+        raise NotFound(f"no model '{model}' in {repository}", where=repository)
+    raise InvalidRequest(
+        f"where is the model '{model}' of this run?", hint="name its repository with --model-repository DIR"
+    )

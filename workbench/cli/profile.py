@@ -1,0 +1,49 @@
+"""``workbench profile``: a model at one load or a range of loads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from workbench.cli.targets import (
+    POINT_HEADERS,
+    add_load_arguments,
+    add_server_arguments,
+    load_options,
+    open_server,
+    point_cells,
+    say_reasons,
+)
+
+SUMMARY = "Measures a model at one load or a range of loads, under the configuration that is applied."
+EXAMPLE = "workbench profile mlp_4096 --concurrency 1,8,32"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``profile``."""
+    parser.add_argument("model", metavar="MODEL")
+    add_server_arguments(parser)
+    add_load_arguments(parser)
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="points as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints; exit code 1 when a point failed or is not valid."""
+    server = open_server(args)
+    try:
+        result = server.sweep(
+            args.model, {}, store=args.runs, show_progress=not args.json, title="profile", **load_options(args)
+        )
+    finally:
+        server.close()
+    points = list(result)  # type: ignore[arg-type]
+    if args.json:
+        print(json.dumps({"run": result.run_id, "points": [point.to_json() for point in points]}))  # type: ignore[union-attr]
+    else:
+        from workbench.cli.tables import print_table
+
+        print_table(POINT_HEADERS, [point_cells(point) for point in points], title=args.model)
+        say_reasons(points)
+        print(f"run {result.run_id}")  # type: ignore[union-attr]
+    return 0 if points and all(point.valid and not point.error for point in points) else 1

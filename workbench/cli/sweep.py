@@ -1,0 +1,67 @@
+"""``workbench sweep``: a grid of configurations × loads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from workbench.cli.targets import (
+    POINT_HEADERS,
+    add_load_arguments,
+    add_server_arguments,
+    grid_of,
+    load_options,
+    open_server,
+    point_cells,
+    say_reasons,
+)
+from workbench.errors import InvalidMeasurement
+
+SUMMARY = "Measures a grid of configurations × loads, applied live; the configuration is restored at the end."
+EXAMPLE = "workbench sweep mlp_4096 --set 'max_batch_size=[8,32]' --set 'dynamic_batching=[{}]' --concurrency 32"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``sweep``."""
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument(
+        "--set", action="append", metavar="PATH=VALUES", help="values in JSON; null removes the field; may be repeated"
+    )
+    add_server_arguments(parser)
+    add_load_arguments(parser)
+    parser.add_argument("--p99-ms", type=float, metavar="MS", help="the latency goal for the best configuration")
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
+    parser.add_argument("--title", default="", help="what to call the run")
+    parser.add_argument("--json", action="store_true", help="points and the choice as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints; exit code 1 when no valid point holds the goal."""
+    from workbench.tuning import choose
+
+    grid = grid_of(args.set)
+    server = open_server(args)
+    try:
+        result = server.sweep(
+            args.model, grid, store=args.runs, show_progress=not args.json, title=args.title, **load_options(args)
+        )
+    finally:
+        server.close()
+    points = list(result)  # type: ignore[arg-type]
+    try:
+        choice = choose(points, p99_ms=args.p99_ms)
+        text, settings = choice.text, dict(choice.settings)
+    except InvalidMeasurement as error:
+        choice, text, settings = None, str(error), {}
+    if args.json:
+        best = {"settings": settings, "text": text} if choice is not None else None
+        print(json.dumps({"run": result.run_id, "points": [p.to_json() for p in points], "best": best}))  # type: ignore[union-attr]
+    else:
+        from workbench.cli.tables import print_table
+
+        rows = [(*(json.dumps(point.settings.get(path)) for path in grid), *point_cells(point)) for point in points]
+        print_table((*(path.rpartition(".")[2] for path in grid), *POINT_HEADERS), rows, title=args.model)
+        say_reasons(points)
+        print(f"best: {text}" if choice is not None else text)
+        print(f"run {result.run_id}")  # type: ignore[union-attr]
+    return 0 if choice is not None else 1

@@ -1,0 +1,164 @@
+"""Which server a verb works on, and the load it names: the options that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from workbench.session.server import Server
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """``-u`` and ``--server``."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "-u", "--url", metavar="URL", help="any running Triton: http://host:8000, grpc://host:8001 or host:8000"
+    )
+    where.add_argument("--server", metavar="NAME", help="a server of the workbench on this machine (workbench ps)")
+    parser.add_argument(
+        "-i", "--protocol", choices=["http", "grpc"], help="for an address without a scheme (default: http)"
+    )
+
+
+def open_server(args: argparse.Namespace) -> Server:
+    """The server named; without one, the only one that runs.
+
+    Raises:
+        NotFound: none runs, or there is none of that name.
+        InvalidRequest: several run and none is named.
+    """
+    from workbench.server import runtime
+    from workbench.session.opening import attach, connect
+
+    if args.url:
+        url = args.url if "://" in args.url else f"{args.protocol or 'http'}://{args.url}"
+        return connect(url)
+    if args.server:
+        return attach(args.server)
+    running = [info["name"] for info in runtime.list_servers()]
+    if not running:
+        raise NotFound(
+            "no server runs here", hint="start one: workbench serve --model-repository DIR; or name one with -u URL"
+        )
+    if len(running) > 1:
+        raise InvalidRequest(f"several servers run here: {', '.join(running)}", hint="name one with --server")
+    return attach(running[0])
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    """perf_analyzer's names where perf_analyzer has them."""
+    parser.add_argument("--concurrency-range", metavar="S:E:STEP", help="closed loops from S to E")
+    parser.add_argument("--concurrency", metavar="N[,N...]", help="closed loops with that many clients")
+    parser.add_argument("--request-rate-range", metavar="S:E:STEP", help="open loops from S to E requests/s")
+    parser.add_argument("--rate", metavar="R[,R...]", help="open loops at that many requests/s")
+    parser.add_argument(
+        "--request-distribution", choices=["constant", "poisson"], default="poisson", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "-p", "--measurement-interval", type=float, metavar="MS", help="length of the measured window (default: 2500)"
+    )
+    parser.add_argument(
+        "-b", "--batch-size", type=int, default=1, metavar="ROWS", help="rows of a request (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warmup",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="seconds sent before and not counted (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--random-seed", type=int, default=1, metavar="SEED", help="of the arrivals and inputs (default: %(default)s)"
+    )
+
+
+def load_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments as ``sweep`` takes them."""
+    concurrency = [*_numbers(args.concurrency, int), *(int(v) for v in _range(args.concurrency_range))]
+    rate = [*_numbers(args.rate, float), *_range(args.request_rate_range)]
+    options: dict[str, Any] = {
+        "concurrency": concurrency or None,
+        "rate": rate or None,
+        "distribution": args.request_distribution,
+        "batch_size": args.batch_size,
+        "warmup_s": args.warmup,
+        "seed": args.random_seed,
+    }
+    if args.measurement_interval is not None:
+        options["duration_s"] = args.measurement_interval / 1000
+    return options
+
+
+def _numbers(text: str | None, kind: type[int] | type[float]) -> list[Any]:
+    if not text:
+        return []
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InvalidRequest(f"'{text}' is not a list of numbers", hint="write 1,4,16") from error
+
+
+def _range(text: str | None) -> list[float]:
+    """``start:end:step`` as perf_analyzer reads it; end and step may be left out."""
+    if not text:
+        return []
+    parts = _numbers(text.replace(":", ","), float)
+    start, end, step = parts[0], parts[1] if len(parts) > 1 else parts[0], parts[2] if len(parts) > 2 else 1
+    if len(parts) > 3 or step <= 0 or end < start:
+        raise InvalidRequest(f"'{text}' is not a range", hint="write START:END:STEP with END >= START and STEP > 0")
+    return [start + index * step for index in range(int((end - start) / step + 1e-9) + 1)]
+
+
+def grid_of(settings: list[str] | None) -> dict[str, list[Any]]:
+    """``--set PATH=VALUES``: a JSON list of values, or one value.
+
+    Raises:
+        InvalidRequest: it is not PATH=JSON.
+    """
+    grid: dict[str, list[Any]] = {}
+    for text in settings or ():
+        path, equals, values = text.partition("=")
+        try:
+            parsed = json.loads(values)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"cannot read --set {text}", hint="write PATH=[VALUE, ...] in JSON; strings in double quotes"
+            ) from error
+        if not equals or not path:
+            raise InvalidRequest(f"cannot read --set {text}", hint="write PATH=[VALUE, ...]")
+        grid[path] = parsed if isinstance(parsed, list) else [parsed]
+    return grid
+
+
+POINT_HEADERS = (
+    "load",
+    "infer/s",
+    "p50 ms",
+    "p95 ms",
+    "p99 ms",
+    "queue ms",
+    "compute ms",
+    "mean batch",
+    "n",
+    "failed",
+    "verdict",
+)
+
+
+def point_cells(point: Any) -> tuple[Any, ...]:
+    """A point's cells for a table."""
+    compute = point.compute_input_ms + point.compute_infer_ms + point.compute_output_ms
+    figures = (point.throughput, point.p50_ms, point.p95_ms, point.p99_ms, point.queue_ms, compute, point.mean_batch)
+    return (point.load.label, *figures, point.n, point.failed, point.verdict)
+
+
+def say_reasons(points: Any) -> None:
+    """Prints why points are not valid or failed, each reason once."""
+    for reason in dict.fromkeys(
+        reason for point in points for reason in (*point.reasons, *([point.error] if point.error else []))
+    ):
+        print(f"  ! {reason}")
