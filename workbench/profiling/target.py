@@ -164,7 +164,7 @@ class WorkbenchTarget(ServerTarget):
         now = str(self.control.config(model)["text"])
         if now != original:
             before, after = ConfigDocument.parse(now.encode()), ConfigDocument.parse(original.encode())
-            edits = edits_between(before, after)
+            edits = edits_between(before.message, after.message)
             if edits:
                 self.control.configure(model, edits)
         del self._originals[model]
