@@ -12,19 +12,38 @@ from workbench.scheduling.interface import (
     RejectedItem,
     RejectKind,
     Scheduler,
+    SlotRow,
 )
 from workbench.scheduling.ordering import ResponseOrder
+from workbench.scheduling.sequence import DirectSequenceScheduler, OldestSequenceScheduler, sequence_scheduler
+from workbench.scheduling.sequence_base import RESCHEDULE_TEXT, SequenceScheduler, SequenceStatistics
+from workbench.scheduling.sequence_settings import (
+    ControlColumn,
+    ControlTensor,
+    InitialState,
+    SequenceSettings,
+    StateSpec,
+    sequence_settings_from_config,
+)
+from workbench.scheduling.sequence_slots import SEQUENCE_TIMEOUT_TEXT
 from workbench.scheduling.settings import BatcherSettings, QueuePolicy, settings_from_config
 
 __all__ = [
     "QUEUE_FULL_TEXT",
+    "RESCHEDULE_TEXT",
+    "SEQUENCE_TIMEOUT_TEXT",
     "STOPPING_TEXT",
     "TIMEOUT_TEXT",
     "Accepted",
     "Batch",
     "BatcherSettings",
+    "ControlColumn",
+    "ControlTensor",
+    "DirectSequenceScheduler",
     "DynamicBatcher",
+    "InitialState",
     "Item",
+    "OldestSequenceScheduler",
     "QueuePolicy",
     "QueueStatistics",
     "Reason",
@@ -32,5 +51,12 @@ __all__ = [
     "RejectedItem",
     "ResponseOrder",
     "Scheduler",
+    "SequenceScheduler",
+    "SequenceSettings",
+    "SequenceStatistics",
+    "SlotRow",
+    "StateSpec",
+    "sequence_scheduler",
+    "sequence_settings_from_config",
     "settings_from_config",
 ]

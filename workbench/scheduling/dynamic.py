@@ -23,6 +23,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from workbench.scheduling.decision import Cut, Rules, decide
 from workbench.scheduling.interface import Accepted, Batch, Item, QueueStatistics, RejectedItem
@@ -50,6 +51,8 @@ class DynamicBatcher:
         settings: of the model; ``batching=False`` makes every request a batch of its own.
         first_batch_seq: the number of the first batch; following ones count up.
     """
+
+    per_instance: ClassVar[bool] = False
 
     def __init__(self, settings: BatcherSettings, *, first_batch_seq: int = 1) -> None:
         self._next_seq = first_batch_seq
@@ -369,6 +372,17 @@ class DynamicBatcher:
         """Drains, and refuses every further offer with Triton's text (the server is stopping)."""
         self.drain(now)
         self._stopped = True
+
+    def add_instance(self, instance: int, now: int) -> None:
+        """Nothing: every instance takes from the one queue."""
+
+    def remove_instance(self, instance: int, now: int) -> bool:
+        """True: an instance holds nothing that waits."""
+        return True
+
+    def departed(self, now: int) -> Sequence[int]:
+        """None ever: ``remove_instance`` has said so."""
+        return ()
 
     def statistics(self, now: int) -> QueueStatistics:
         """A snapshot of the queue."""

@@ -13,6 +13,11 @@ How a driver uses it::
     complete(batch)        the batch has been executed
     reconfigure(settings)  new settings, in place; nothing queued is lost
     drain()                from now on batches leave without waiting (the model is going away)
+    add_instance(n)        an instance is there from now on; remove_instance(n) and departed(): it is to go
+
+Where ``per_instance`` is true (sequence batchers) each instance has work of its own: None for one idle instance says
+nothing about the others, so ask them all. ``expire`` may also give items of kind ``cancelled``: those that end with
+another one's cancellation.
 
 After each of these that changes something, ask ``acquire`` for every idle instance until it gives None; then arm one
 timer for ``next_deadline()``, and when it fires call ``expire`` first and ``acquire`` after it.
@@ -22,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 Reason = Literal["full", "preferred", "delay", "no_delay", "shapes", "inputs", "direct", "sequence", "drain"]
 """Why a batch left the queue.
@@ -70,18 +75,45 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class RejectedItem:
-    """The item is refused or its time is up; ``message`` is Triton's text."""
+    """The item is refused or its time is up; ``message`` is Triton's text.
+
+    ``id_prefix``: whether Triton puts ``[request id: ID] `` in front where it answers a refused offer.
+    """
 
     id: int
     kind: RejectKind
     message: str
+    id_prefix: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One row of a sequence batcher's batch, with what the control inputs of that row say.
+
+    ``slot`` is the sequence slot of the instance: implicit state is kept per (instance, slot) and is made anew where
+    ``start`` is set. ``item`` is None for a null row: READY is false there, its inputs are to be the representative
+    request's zeroed, its answer and its states are thrown away.
+    """
+
+    slot: int
+    item: Item | None
+    start: bool = False
+    end: bool = False
+    correlation_id: int | str = 0
+
+    @property
+    def ready(self) -> bool:
+        """The value of CONTROL_SEQUENCE_READY: false for null rows only."""
+        return self.item is not None
 
 
 @dataclass(slots=True)
 class Batch:
     """Requests that one instance executes together.
 
-    ``rows`` is the sum over items; ``acquired`` is the time of the acquire call (ns).
+    ``rows`` is the sum over items; ``acquired`` is the time of the acquire call (ns). A sequence batcher says in
+    ``slots`` what each row is: ``items`` are the rows that are requests, in the same order, and ``rows`` counts the
+    null rows too, as Triton's batch statistics do. Elsewhere ``slots`` is empty.
     """
 
     seq: int
@@ -90,6 +122,7 @@ class Batch:
     rows: int
     reason: Reason
     acquired: int
+    slots: tuple[SlotRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +136,8 @@ class QueueStatistics:
 
 class Scheduler(Protocol):
     """See the module's text for how it is driven."""
+
+    per_instance: ClassVar[bool]
 
     def offer(self, item: Item, now: int) -> Accepted | RejectedItem:
         """Takes an item into the queue, or refuses it."""
@@ -130,3 +165,12 @@ class Scheduler(Protocol):
 
     def statistics(self, now: int) -> QueueStatistics:
         """A snapshot of the queue."""
+
+    def add_instance(self, instance: int, now: int) -> None:
+        """There is an instance of this number from now on."""
+
+    def remove_instance(self, instance: int, now: int) -> bool:
+        """The instance is to go: True if it may go now, False if ``departed`` will give it."""
+
+    def departed(self, now: int) -> Sequence[int]:
+        """Instances that were to go and have nothing left to do; each is given once."""
