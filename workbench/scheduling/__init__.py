@@ -15,6 +15,17 @@ from workbench.scheduling.interface import (
     SlotRow,
 )
 from workbench.scheduling.ordering import ResponseOrder
+from workbench.scheduling.rate_limiter import (
+    NestedCall,
+    RateLimiter,
+    ResourceLimit,
+    ResourceNeed,
+    ResourceWait,
+    parse_resource_limit,
+    rate_limiter_needs,
+    wait_cycle,
+    wait_report,
+)
 from workbench.scheduling.sequence import DirectSequenceScheduler, OldestSequenceScheduler, sequence_scheduler
 from workbench.scheduling.sequence_base import RESCHEDULE_TEXT, SequenceScheduler, SequenceStatistics
 from workbench.scheduling.sequence_settings import (
@@ -43,12 +54,17 @@ __all__ = [
     "DynamicBatcher",
     "InitialState",
     "Item",
+    "NestedCall",
     "OldestSequenceScheduler",
     "QueuePolicy",
     "QueueStatistics",
+    "RateLimiter",
     "Reason",
     "RejectKind",
     "RejectedItem",
+    "ResourceLimit",
+    "ResourceNeed",
+    "ResourceWait",
     "ResponseOrder",
     "Scheduler",
     "SequenceScheduler",
@@ -56,7 +72,11 @@ __all__ = [
     "SequenceStatistics",
     "SlotRow",
     "StateSpec",
+    "parse_resource_limit",
+    "rate_limiter_needs",
     "sequence_scheduler",
     "sequence_settings_from_config",
     "settings_from_config",
+    "wait_cycle",
+    "wait_report",
 ]
