@@ -283,17 +283,28 @@ class RateLimiter:
             instance.lacks = self._lacks(instance, {} if instance.urgent else kept)
             if instance.lacks:
                 waiting.append(instance)
-                patient = instance.overtaken < PATIENCE and not instance.urgent
-                for need in instance.needs if not patient else self._lacks(instance, {}):
-                    kept.setdefault(need, []).append(instance.key)
+                self._keep(instance, self._lacks(instance, {}), kept)
+                self._keep_all_if_overtaken(instance, kept)
                 continue
             instance.staged, instance.holding = False, True
             granted.append(instance.key)
             for need, count in instance.needs.items():
                 self._used[need] = self._used.get(need, 0) + count
             for other in waiting:
-                other.overtaken += any(need in other.needs for need in instance.needs)
+                if any(need in other.needs for need in instance.needs):
+                    other.overtaken += 1
+                    self._keep_all_if_overtaken(other, kept)
         return granted
+
+    def _keep(self, instance: _Instance, needs: Iterable[ResourceKey], kept: dict[ResourceKey, list[Hashable]]) -> None:
+        for need in needs:
+            keepers = kept.setdefault(need, [])
+            if instance.key not in keepers:
+                keepers.append(instance.key)
+
+    def _keep_all_if_overtaken(self, instance: _Instance, kept: dict[ResourceKey, list[Hashable]]) -> None:
+        if instance.overtaken >= PATIENCE and not instance.urgent:
+            self._keep(instance, instance.needs, kept)
 
     def _lacks(
         self, instance: _Instance, kept: dict[ResourceKey, list[Hashable]]
