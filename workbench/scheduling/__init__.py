@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 from workbench.scheduling.dynamic import QUEUE_FULL_TEXT, STOPPING_TEXT, TIMEOUT_TEXT, DynamicBatcher
+from workbench.scheduling.ensemble_actions import (
+    Action,
+    Answer,
+    CancelStep,
+    EnsembleRequest,
+    Fail,
+    Finish,
+    Hold,
+    Resume,
+    SequenceFlags,
+    StartStep,
+    TensorRef,
+)
 from workbench.scheduling.ensemble_dependencies import (
     Upstream,
     circular_dependencies,
@@ -17,20 +30,7 @@ from workbench.scheduling.ensemble_plan import (
     describe_model,
     plan_ensemble,
 )
-from workbench.scheduling.ensemble_run import (
-    Action,
-    Answer,
-    CancelStep,
-    EnsembleExecutor,
-    EnsembleRequest,
-    Fail,
-    Finish,
-    Hold,
-    Resume,
-    SequenceFlags,
-    StartStep,
-    TensorRef,
-)
+from workbench.scheduling.ensemble_run import EnsembleExecutor
 from workbench.scheduling.interface import (
     Accepted,
     Batch,

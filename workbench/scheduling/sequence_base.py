@@ -89,6 +89,7 @@ class SequenceScheduler(ABC):
         Raises:
             ValueError: an item with this id waits already.
         """
+        self._table.purge(now)
         refusal = self._refusal(item)
         if refusal is not None:
             return refusal

@@ -59,7 +59,8 @@ class Slot:
 class Live:
     """A sequence that takes further requests, in a slot or in the backlog.
 
-    ``due`` is when it has been idle for too long, ``entry`` for when that is noted. ``open`` counts the requests of an
+    ``due`` is when it has been idle for too long, ``entry`` for when that is noted, ``tick`` decides among those due at
+    once (who had a slot first). ``open`` counts the requests of an
     iterative model that have not been released.
     """
 
@@ -69,6 +70,7 @@ class Live:
     slot: Slot | None = None
     backlog: Backlog | None = None
     entry: int | None = None
+    tick: int = 0
     open: int = 0
 
 
@@ -82,11 +84,11 @@ class SlotTable:
         self._model = settings.model_name
         self._iterative = settings.iterative_sequence
         self._instances: dict[int, list[Slot]] = {}
-        self._free: list[tuple[int, int, Slot]] = []
+        self._free: list[tuple[int, int, int, Slot]] = []
         self._backlog: dict[Backlog, None] = {}
         self._expiries: list[tuple[int, int, Backlog]] = []
         self._live: dict[CorrelationId, Live] = {}
-        self._dues: list[tuple[int, int, Live]] = []
+        self._dues: list[tuple[int, int, int, Live]] = []
         self._where: dict[int, Slot | Backlog] = {}
         self._ticks = 0
         self.rejected: list[RejectedItem] = []
@@ -144,7 +146,7 @@ class SlotTable:
     def add_instance(self, instance: int, now: int) -> None:
         """Its slots are free, and what waits in the backlog gets them."""
         self._instances[instance] = []
-        self._grow(instance, now)
+        self._give_out(self._grow(instance), now)
 
     def retire_instance(self, instance: int) -> None:
         """Its slots are not given out again."""
@@ -158,31 +160,31 @@ class SlotTable:
     def resize(self, settings: SequenceSettings, leaving: set[int], now: int) -> None:
         """New numbers of slots, idle time and name; slots above the number go as they become free."""
         self._count, self._idle, self._model = settings.slots, settings.idle, settings.model_name
+        fresh: list[Slot] = []
         for instance, slots in self._instances.items():
             if instance in leaving:
                 continue
             for slot in slots:
-                if slot.number >= self._count:
-                    slot.retired = True
-                elif slot.retired:
-                    slot.retired = False
-                    if not slot.assigned:
-                        self._give_out(slot, now)
-            self._grow(instance, now)
+                if slot.number < self._count and slot.retired and not slot.assigned:
+                    fresh.append(slot)
+                slot.retired = slot.number >= self._count
+            fresh += self._grow(instance)
+        self._give_out(sorted(fresh, key=lambda slot: (slot.number, slot.instance)), now)
         self._dues = []
         for live in self._live.values():
             live.due, live.entry = max(live.last + self._idle, now + BACKLOG_GRACE_NS), None
             if live.slot is not None:
                 self._watch(live)
 
-    def _grow(self, instance: int, now: int) -> None:
+    def _grow(self, instance: int) -> list[Slot]:
         slots = self._instances[instance]
-        while len(slots) < self._count:
-            slots.append(Slot(instance, len(slots)))
-            self._give_out(slots[-1], now)
+        fresh = [Slot(instance, number) for number in range(len(slots), self._count)]
+        slots.extend(fresh)
+        return fresh
 
-    def _give_out(self, slot: Slot, now: int) -> None:
-        if self._refill(slot, now):
+    def _give_out(self, slots: list[Slot], now: int) -> None:
+        """All get a sequence of the backlog before any hands a request on, which could free it for the next one."""
+        for slot in [slot for slot in slots if self._refill(slot, now)]:
             self._settle(slot, now)
 
     # ---- requests
@@ -233,7 +235,7 @@ class SlotTable:
 
     def _take_free(self) -> Slot | None:
         while self._free:
-            slot = heapq.heappop(self._free)[2]
+            slot = heapq.heappop(self._free)[3]
             if not slot.retired and not slot.assigned:
                 slot.assigned = True
                 return slot
@@ -263,8 +265,10 @@ class SlotTable:
         return self._refill(slot, now)
 
     def _refill(self, slot: Slot, now: int) -> bool:
+        self.purge(now)
         if not self._backlog:
-            heapq.heappush(self._free, (slot.number, slot.instance, slot))
+            self._ticks += 1
+            heapq.heappush(self._free, (slot.number, slot.instance, self._ticks, slot))
             return False
         backlog = next(iter(self._backlog))
         del self._backlog[backlog]
@@ -305,6 +309,7 @@ class SlotTable:
 
     def cancel(self, id: int, now: int) -> bool:
         """Cancels a waiting request and what waits behind it in its sequence (before it too, in the backlog)."""
+        self.purge(now)
         place = self._where.get(id)
         if place is None:
             return False
@@ -350,8 +355,9 @@ class SlotTable:
             return
         if live.entry is None or live.due < live.entry:
             self._ticks += 1
+            live.tick = live.tick or self._ticks
             live.entry = live.due
-            heapq.heappush(self._dues, (live.due, self._ticks, live))
+            heapq.heappush(self._dues, (live.due, live.tick, self._ticks, live))
 
     def next_deadline(self) -> int | None:
         """When ``expire`` could end a sequence."""
@@ -369,7 +375,7 @@ class SlotTable:
         """The next time at which a sequence is idle for too long; forgets entries that no longer say that."""
         heap = self._dues
         while heap:
-            due, tick, live = heap[0]
+            due, _, unique, live = heap[0]
             if due != live.entry:
                 heapq.heappop(heap)
             elif self._live.get(live.id) is not live:
@@ -377,17 +383,21 @@ class SlotTable:
                 live.entry = None
             elif live.due != due:
                 live.entry = live.due
-                heapq.heapreplace(heap, (live.due, tick, live))
+                heapq.heapreplace(heap, (live.due, live.tick, unique, live))
             else:
                 return due
         return None
 
     def expire(self, now: int) -> None:
-        """Ends sequences that are idle for too long and rejects those whose timeout passed in the backlog."""
+        """Rejects sequences whose timeout passed in the backlog, then ends those that are idle for too long."""
+        self.purge(now)
         while (due := self._next_due()) is not None and due <= now:
-            live = heapq.heappop(self._dues)[2]
+            live = heapq.heappop(self._dues)[3]
             live.entry = None
             self.end(live, now)
+
+    def purge(self, now: int) -> None:
+        """Rejects sequences whose timeout passed in the backlog, also if nobody has been told the time yet."""
         while self._expiries and (self._expiries[0][2].gone or self._expiries[0][0] <= now):
             backlog = heapq.heappop(self._expiries)[2]
             if not backlog.gone:
