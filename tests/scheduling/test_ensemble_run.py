@@ -138,6 +138,18 @@ def test_5_2_tensors_are_dropped_as_soon_as_nobody_wants_them() -> None:
     assert executor.kept_tensors("r") == 0
 
 
+def test_5_2_nor_are_they_kept_for_steps_that_are_pruned() -> None:
+    plan = make_plan(
+        make_step(0, "X", "a"), make_step(1, "a", "Y"), make_step(2, "a X", "Z"), make_step(3, "Y", "W"), outputs="W Z"
+    )
+    executor = EnsembleExecutor(plan)
+    first = only(executor.begin("r", request(outputs=("W",))))
+    assert executor.kept_tensors("r") == 0
+    second = only(executor.respond(first.token, out(a="A"), final=True))
+    assert executor.kept_tensors("r") == 0
+    assert only(executor.respond(second.token, out(Y="y"), final=True)).step.index == 3
+
+
 # ---- 5.3
 
 
@@ -487,18 +499,18 @@ class Play:
         for action in actions:
             if isinstance(action, StartStep):
                 key = (action.run, action.step.index, action.iteration)
-                assert action.run not in self.broken, "a step starts after the failure"
                 assert key not in self.begun, "a step starts twice"
                 self.begun.add(key)
+                if self.refuse(action):
+                    continue
                 self.pending[action.token] = action
                 self.sent[action.token] = 0
                 self.check_limit(action.step.index)
             elif isinstance(action, Hold):
-                assert action.token in self.pending
-                assert action.token not in self.held
-                self.held.add(action.token)
+                if action.token in self.pending:
+                    self.held.add(action.token)
             elif isinstance(action, Resume):
-                self.held.remove(action.token)
+                self.held.discard(action.token)
             elif isinstance(action, Answer):
                 assert action.run not in self.ended
                 self.got[action.run].append(values(action.outputs))
@@ -509,10 +521,22 @@ class Play:
                 self.ended[action.run] = "failed" if isinstance(action, Fail) else "answered"
                 assert not any(start.run == action.run for start in self.pending.values()), "steps are under way"
 
+    def refuse(self, start: StartStep) -> bool:
+        """A sibling's refusal may have made it useless before it was carried out; a full queue refuses it now."""
+        assert self.executor.is_wanted(start.token) == (start.run not in self.broken)
+        if start.run in self.broken:
+            self.do(self.executor.abandon(start.token))
+        elif self.troubled and self.chance.random() < 0.03:
+            self.broken.add(start.run)
+            self.do(self.executor.fail(start.token, "full", Code.UNAVAILABLE))
+        else:
+            return False
+        return True
+
     def check_limit(self, step: int) -> None:
         limit = self.graph.plan.max_inflight_requests
         running = sum(start.step.index == step for start in self.pending.values())
-        assert running == self.executor.inflight(step)
+        assert running <= self.executor.inflight(step)
         assert not limit or running <= limit
 
     def begin(self, run: int) -> None:
@@ -570,6 +594,8 @@ class Play:
                 break
             self.advance()
         assert self.executor.open_runs == 0, "a request hangs"
+        for step in self.graph.plan.steps:
+            assert (self.executor.inflight(step.index), self.executor.queued(step.index)) == (0, 0)
         assert set(self.ended) == set(range(runs))
         assert not self.held
         for run in range(runs):

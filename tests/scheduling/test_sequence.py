@@ -452,6 +452,17 @@ def test_3_8_once_it_has_a_slot_there_is_no_timeout() -> None:
     assert run(scheduler, 200 * US) == [2]
 
 
+@BOTH
+def test_3_8_a_sequence_past_its_timeout_gets_no_slot_even_if_nobody_asked_in_time(make: Any) -> None:
+    scheduler = make(max_batch_size=1, max_candidate_sequences=1)
+    put(scheduler, 1, 1, "S")
+    put(scheduler, 2, 2, "S", timeout=100)
+    put(scheduler, 3, 3, "S")
+    put(scheduler, 4, 1, "E", at=200 * US)
+    assert run_all(scheduler, 200 * US) == [[1], [4], [3]]
+    assert [each.id for each in scheduler.expire(200 * US)] == [2]
+
+
 # ---- 3.9
 
 CONTROLS = (
@@ -825,6 +836,21 @@ def test_a_driver_without_work_is_not_woken(make: Any) -> None:
     assert run_all(scheduler) == [[1]]
     scheduler.expire(0)
     assert scheduler.next_deadline() is None
+
+
+@BOTH
+def test_a_driver_that_cannot_serve_an_instance_now_does_not_spin(make: Any) -> None:
+    """A time that expire has been called for is not given again (the instance may be ill)."""
+    scheduler = make(max_queue_delay_microseconds=100, minimum_slot_utilization=1.0 if make is direct else 0.0)
+    put(scheduler, 1, 1, "S")
+    for _ in range(3):
+        moment = scheduler.next_deadline()
+        assert moment is not None
+        if moment > 200 * US:
+            break
+        scheduler.expire(moment)
+    assert scheduler.next_deadline() == S, "only the idle time is left"
+    assert run(scheduler, 300 * US) == [1]
 
 
 def test_an_id_may_wait_only_once() -> None:
