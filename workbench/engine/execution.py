@@ -68,7 +68,7 @@ class Run:
         inbox = self.model.core.inbox
         if inbox.on_loop:
             self.model.complete(self)
-        else:
+        elif not inbox.closed:  # else the engine has ended and has answered everything
             inbox.post(self.model.complete, self)
 
     def is_cancelled(self, index: int) -> bool:
