@@ -106,6 +106,8 @@ _RULES = {
 def _prepared(message: Message, context: LintContext) -> Message:
     """The configuration as Triton checks it, as far as it can be told from one file."""
     name = message.name or context.directory_name or "model"
+    if message.backend == "tensorflow" and context.files is None:
+        message.platform = message.platform or "tensorflow_savedmodel"  # the files would tell which of the two
     try:
         complete = complete_backend(message, name, context.files or ())
     except ConfigError:
