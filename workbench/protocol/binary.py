@@ -105,7 +105,7 @@ def from_buffer(
         )
     if expected == 0:
         return Tensor(name, datatype, shape, empty_array(name, shape, row.numpy))
-    array: NDArray[Any] = np.frombuffer(view, dtype=np.uint8).view(row.numpy)
+    array: NDArray[Any] = np.frombuffer(view, dtype=row.numpy)
     if not _LITTLE:
         array = array.byteswap()
     if datatype == "BOOL":

@@ -162,9 +162,11 @@ def _read_parameters(request: DecodedRequest, parameters: Any) -> None:
 def _read_inputs(request: DecodedRequest, head: Any, rest: memoryview, options: DecodeOptions) -> None:
     offset = 0
     seen: set[str] = set()
-    for entry in _array(head, "inputs"):
+    for item in _array(head, "inputs"):
+        entry = item if type(item) is dict else {}
         parameters = _parameters_of(entry)
-        _check_one_source(entry, parameters)
+        if ("binary_data_size" in parameters) + ("shared_memory_region" in parameters) + ("data" in entry) != 1:
+            _refuse_sources(entry, parameters)
         name = _string(_member(entry, "name"), "name")
         datatype = _string(_member(entry, "datatype"), "datatype")
         shape = tuple(_uint(dim, "shape") for dim in _array(entry, "shape"))
@@ -201,18 +203,16 @@ def _read_inputs(request: DecodedRequest, head: Any, rest: memoryview, options: 
         raise InvalidRequest(f"unexpected additional input data for model '{request.model_name}'")
 
 
-def _check_one_source(entry: Any, parameters: Mapping[str, Any]) -> None:
+def _refuse_sources(entry: Any, parameters: Mapping[str, Any]) -> None:
     fields = [
         field
         for field, found in (
-            ("data", type(entry) is dict and "data" in entry),
+            ("data", "data" in entry),
             ("binary_data_size", "binary_data_size" in parameters),
             ("shared_memory_region", "shared_memory_region" in parameters),
         )
         if found
     ]
-    if len(fields) == 1:
-        return
     raise InvalidRequest(
         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
         "'shared_memory_region' in 'parameters'. But"
