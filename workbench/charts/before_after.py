@@ -13,7 +13,7 @@ from workbench.charts.palette import QUANTITY
 from workbench.charts.rows import PointRow
 from workbench.charts.style import FONT, MUTED, TEXT, Chart, Columns, Frame, LegendEntry, add_hover, make_figure, models
 
-HEIGHT = 260
+HEIGHT = 240
 
 
 @dataclass(frozen=True, slots=True)

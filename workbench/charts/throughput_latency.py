@@ -69,7 +69,8 @@ def draw_throughput_latency(info: ThroughputLatencyInfo) -> Chart:
     fig = make_figure(
         Frame(
             x_label="throughput (infer/s)",
-            y_label="latency (ms)",
+            y_label="latency, log scale (ms)",
+            log_y=True,
             height=HEIGHT,
             tools="pan,box_zoom,wheel_zoom,reset,save",
         )
@@ -112,7 +113,7 @@ def draw_throughput_latency(info: ThroughputLatencyInfo) -> Chart:
         {"lines": lines, "points": points},
         "Throughput against latency",
         HEIGHT,
-        note="p99 solid, p50 dotted; hollow: not valid; star: best under the goal",
+        note="p99 solid, p50 dotted; hollow: not valid",
         parts={"goal": goal, "empty": add_empty_text(fig, info.empty)},
     )
     update_throughput_latency(chart, info)
@@ -176,4 +177,6 @@ def _point_columns(info: ThroughputLatencyInfo) -> Columns:
 def _verdict(row: PointRow, best: bool) -> str:
     if not row.valid:
         return f"not valid: {row.why_not or 'no reason given'}"
+    if row.note:
+        return row.note
     return "best under the goal" if best else "valid"

@@ -1,1 +1,45 @@
-"""Views of a session's state in a notebook: ipywidgets forms and Bokeh charts."""
+"""Views of a session's state in a notebook: ipywidgets forms and Bokeh charts.
+
+``panel(server, "overview")`` gives the widget. What there is: ``PANELS``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import NotFound
+
+if TYPE_CHECKING:
+    from workbench.panels.base import Panel
+    from workbench.session.server import Server
+
+PANELS: dict[str, tuple[str, str]] = {
+    "overview": ("workbench.panels.overview", "OverviewPanel"),
+    "config": ("workbench.panels.config", "ConfigPanel"),
+    "live": ("workbench.panels.live", "LivePanel"),
+    "sweep": ("workbench.panels.sweep", "SweepPanel"),
+    "devices": ("workbench.panels.devices", "DevicesPanel"),
+}
+"""Name → (module, class)."""
+
+
+def panel(server: Server, name: str = "overview", **options: Any) -> Panel:
+    """A panel over a server, to be shown as the last thing of a cell.
+
+    Args:
+        server: what ``serve``, ``Engine``, ``connect`` or ``attach`` gave.
+        name: one of ``PANELS``.
+        options: those of the panel, such as ``model="tokenizer"``.
+
+    Raises:
+        NotFound: no panel has this name.
+    """
+    if name not in PANELS:
+        raise NotFound(f"no panel {name!r}", where="panel()", hint=f"there are: {', '.join(PANELS)}")
+    module, kind = PANELS[name]
+    made: Panel = getattr(importlib.import_module(module), kind)(server, **options)
+    return made
+
+
+__all__ = ["PANELS", "panel"]
