@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -66,9 +64,7 @@ class Host:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def infer(
-        self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]
-    ) -> Callable[[], None]:
+    def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
         model = self.models.get(request.model_name)
         if model is None:
             raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
@@ -192,7 +188,15 @@ def context(host: Host, root: Path, name: str, source: str | None, config: str =
     )
     text = json_format.MessageToDict(message, preserving_proto_field_name=True)
     return ModelContext(
-        name, 1, message, json.dumps(text), version.parent, version, host, {}, python_execution=mode  # type: ignore[arg-type]
+        name,
+        1,
+        message,
+        json.dumps(text),
+        version.parent,
+        version,
+        host,
+        {},
+        python_execution=mode,  # type: ignore[arg-type]
     )
 
 
@@ -220,7 +224,7 @@ def answer(expression: str = "x") -> str:
 
 def descriptors() -> int:
     """How many files this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
-__all__ = ["Batch", "Host", "Model", "answer", "asyncio", "body", "context", "descriptors", "open_model", "request"]
+__all__ = ["Batch", "Host", "Model", "answer", "body", "context", "descriptors", "open_model", "request"]

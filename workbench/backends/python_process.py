@@ -39,6 +39,7 @@ class ProcessOptions:
     interpreter: str
     setup: Mapping[str, Any] = field(default_factory=dict)
     finalize_s: float = 30.0
+    terminate_s: float = 2.0
     restarts: int = 5
     settled_s: float = 30.0
     backoff_s: float = 0.25
@@ -120,7 +121,7 @@ class ProcessInstance:
         """Ends the process: finalize, then terminate, then kill. Blocks; not on the loop."""
         child = self._on_loop(self._begin_close)
         if child is not None:
-            how = child.end(self._options.finalize_s)
+            how = child.end(self._options.finalize_s, self._options.terminate_s)
             if how != "ended":
                 self._log("warning", f"finalize took more than {self._options.finalize_s:g} s: the process was {how}")
         self._on_loop(self._end_close)

@@ -238,7 +238,9 @@ class ModelSpace(importlib.abc.MetaPathFinder):
         """
         if not path.is_file():
             raise ModelError(f"Python model file not found in '{path}'")
-        return importlib.import_module(f"{self._name}.{path.stem}")
+        name = f"{self._name}.{path.stem}"
+        builtins.__import__(name)
+        return sys.modules[name]
 
     def close(self) -> None:
         """Takes the modules out of ``sys.modules``."""
@@ -263,10 +265,10 @@ class ModelSpace(importlib.abc.MetaPathFinder):
             top = name.partition(".")[0]
             own = f"{self._name}.{top}"
             if own in sys.modules or importlib.machinery.PathFinder.find_spec(own, self._places) is not None:
-                module = importlib.import_module(f"{self._name}.{name}")
+                importlib.import_module(f"{self._name}.{name}")
                 if not fromlist:
                     return sys.modules[own]
-                return builtins.__import__(f"{self._name}.{name}", globals, locals, fromlist, 0) or module
+                return builtins.__import__(f"{self._name}.{name}", globals, locals, fromlist, 0)
         return builtins.__import__(name, globals, locals, fromlist, level)
 
 

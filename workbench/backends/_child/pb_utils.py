@@ -116,7 +116,7 @@ class LogLevel:
 def _logger(runtime: requests.Runtime) -> type:
     levels = (LogLevel.INFO, LogLevel.WARNING, LogLevel.ERROR, LogLevel.VERBOSE)
 
-    def log(message: str, level: Any = LogLevel.INFO) -> None:
+    def log(message: Any, level: Any = LogLevel.INFO) -> None:
         if not isinstance(message, str) or level not in levels:
             signature = "(message: str, level: c_python_backend_utils.Logger.LogLevel = <LogLevel.INFO: 0>) -> None"
             raise tensors.incompatible("log", signature, (message, level), {})

@@ -140,7 +140,8 @@ class Reply:
             if not batch.decoupled:
                 if response is None and final and not self.sent:
                     raise TritonModelException(
-                        "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+                        "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+                        "response."
                     )
                 if response is not None and self.sent:
                     self.held = None

@@ -19,7 +19,11 @@ from workbench.backends._child.model_config import ModelConfig
 from workbench.backends._child.requests import DECOUPLED_HINT, Batch, Reply, prune
 from workbench.backends._child.tensors import InferenceResponse, TritonModelException
 
-HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
+# Frames of the workbench itself are left out of a model's traceback, as Triton's C++ is.
+_OURS = (_ROOT if os.path.basename(_ROOT) == "workbench" else _HERE) + os.sep  # noqa: PTH119
+_BORDERS = frozenset(("load", "initialize", "auto_complete", "execute", "finalize"))
 
 
 class ModelError(Exception):
@@ -37,17 +41,18 @@ def describe(error: BaseException) -> str:
     while trace.tb_next is not None:
         trace = trace.tb_next
     frame: Any = trace.tb_frame
-    while frame is not None and _is_ours(frame):
-        frame = None if frame.f_code.co_name in ("load", "initialize", "execute") else frame.f_back
-    lines = []
-    while frame is not None and not _is_ours(frame):
-        lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")
+    lines: list[str] = []
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(_OURS):
+            if name in _BORDERS:
+                break
+        elif not lines and file.startswith("<frozen importlib"):
+            break  # a file that cannot be compiled has no calls to show
+        else:
+            lines.append(f"  {file}({frame.f_lineno}): {name}\n")
         frame = frame.f_back
     return f"{text}\n\nAt:\n{''.join(lines)}" if lines else text
-
-
-def _is_ours(frame: Any) -> bool:
-    return bool(frame.f_code.co_filename.startswith(HERE))
 
 
 class Runner:

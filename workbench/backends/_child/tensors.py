@@ -76,7 +76,7 @@ class TritonError:
     ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
     CANCELLED = ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+    def __init__(self, message: Any, code: Any = ErrorCode.INTERNAL) -> None:
         if not isinstance(message, str) or not isinstance(code, ErrorCode):
             raise incompatible(
                 "__init__",
@@ -107,6 +107,8 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "_array", "_datatype", "_name", "_shape", "_source")
+    _name: str
+    _datatype: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if kwargs or len(args) != 2 or not isinstance(args[0], str) or not isinstance(args[1], np.ndarray):
@@ -125,7 +127,7 @@ class Tensor:
 
     @classmethod
     def wrap(cls, name: str, datatype: str, shape: Any, array: Any, source: Any = None) -> Tensor:
-        """A tensor around an array, or around (buffer, offset, bytes) that is turned into an array when first asked for."""
+        """A tensor around an array, or around (buffer, offset, bytes), which becomes one when first asked for."""
         tensor = object.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
