@@ -11,6 +11,7 @@ from asking import Asked, Asker, wait_until
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx_models import CONFIG, add_model, request, scale
+
 from workbench.config import Edit
 from workbench.engine import InferenceEngine
 from workbench.errors import WorkbenchError

@@ -13,6 +13,7 @@ from asking import Asker, wait_until
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx_models import CONFIG, add_model, identity, request, scale
+
 from workbench.engine import InferenceEngine
 from workbench.errors import Code, InternalError, InvalidRequest, LoadFailed, WorkbenchError
 
@@ -159,9 +160,7 @@ def test_missing_weights(repository: Path, make_engine: Any) -> None:
     assert states(engine)["double", "1"] == ("UNAVAILABLE", reason)
     with pytest.raises(LoadFailed) as caught:
         engine.load("double")
-    assert caught.value.message == (
-        f"load failed for model 'double': version 1 is at UNAVAILABLE state: {reason};\n"
-    )
+    assert caught.value.message == (f"load failed for model 'double': version 1 is at UNAVAILABLE state: {reason};\n")
     assert caught.value.code.http_status == 400
     assert not engine.is_ready()
     assert engine.is_live()
@@ -334,8 +333,11 @@ def test_files_given_with_the_load(repository: Path, make_engine: Any) -> None:
 
 
 def test_what_this_engine_does_not_serve_yet_is_said(repository: Path, make_engine: Any) -> None:
-    add_model(repository, "seq", config=CONFIG.replace("dynamic_batching", "sequence_batching").split("sequence")[0]
-              + "sequence_batching { }\n")
+    add_model(
+        repository,
+        "seq",
+        config=CONFIG.replace("dynamic_batching", "sequence_batching").split("sequence")[0] + "sequence_batching { }\n",
+    )
     engine = make_engine(repository)
     state, reason = states(engine)["seq", "1"]
     assert state == "UNAVAILABLE"

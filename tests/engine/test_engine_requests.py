@@ -12,6 +12,7 @@ from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx import TensorProto, helper
 from onnx_models import CONFIG, add_model, graph, identity, request
+
 from workbench.engine import InferenceEngine
 from workbench.errors import Code, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, RequestedOutput, Tensor
@@ -34,8 +35,8 @@ def tensor(name: str, array: Any) -> Tensor:
 
 F = np.float32
 NOTE = (
-    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "
-    "shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 
@@ -55,14 +56,14 @@ def test_answers(engine: InferenceEngine) -> None:
         (
             [],
             {},
-            "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'double'. Got input(s) [], but missing "
-            "required input(s) ['x']. Please provide all required input(s).",
+            "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'double'. Got input(s) [], but "
+            "missing required input(s) ['x']. Please provide all required input(s).",
         ),
         (
             [("x", np.zeros((1, 4), F)), ("z", np.zeros((1, 4), F))],
             {"id": "7"},
-            "[request id: 7] expected 1 inputs but got 2 inputs for model 'double'. Got input(s) ['x','z'], but missing "
-            "required input(s) ]. Please provide all required input(s).",
+            "[request id: 7] expected 1 inputs but got 2 inputs for model 'double'. Got input(s) ['x','z'], but "
+            "missing required input(s) ]. Please provide all required input(s).",
         ),
         ([("z", np.zeros((1, 4), F))], {}, "unexpected inference input 'z' for model 'double'"),
         (
@@ -173,9 +174,7 @@ def test_shapes_do_not_mix_in_a_batch(tmp_path: Path, make_engine: Any) -> None:
     config = CONFIG.replace("dims: [ 4 ]", "dims: [ -1 ]")
     add_model(tmp_path, "double", config=config, model=identity(dims=("b", "n")))
     engine = make_engine(tmp_path)
-    requests = [
-        InferenceRequest("double", [tensor("x", np.full((1, 2 + index % 2), index, F))]) for index in range(12)
-    ]
+    requests = [InferenceRequest("double", [tensor("x", np.full((1, 2 + index % 2), index, F))]) for index in range(12)]
     for index, each in enumerate(Asker(engine).send(requests)):
         np.testing.assert_array_equal(each.wait().as_numpy("y"), np.full((1, 2 + index % 2), index, F))
     assert "shapes" in set(engine.records.read().batches["reason"])
@@ -222,7 +221,8 @@ def test_optional_inputs(tmp_path: Path, make_engine: Any) -> None:
     )
     config = """
     backend: "onnxruntime"
-    input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "k" data_type: TYPE_FP32 dims: [ 4 ] optional: true } ]
+    input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+    input { name: "k" data_type: TYPE_FP32 dims: [ 4 ] optional: true }
     output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
     """
     add_model(tmp_path, "opt", config=config, model=made)

@@ -10,6 +10,7 @@ from asking import Asker, wait_until
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx_models import CONFIG, add_model, request
+
 from workbench.config import Edit
 from workbench.engine import InferenceEngine
 

@@ -11,6 +11,7 @@ from asking import Asker
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx_models import add_model, request
+
 from workbench.errors import InvalidRequest
 
 
@@ -48,9 +49,7 @@ def test_statistics_follow_from_the_records(repository: Path, make_engine: Any) 
     # batch_stats: once per execution, not once per request
     assert sum(row["batch_size"] * row["compute_infer"]["count"] for row in stats["batch_stats"]) == rows["rows"].sum()
     first = {seq: index for index, seq in reversed(list(enumerate(rows["batch_seq"])))}
-    infer = sum(
-        int(rows["compute_output_start"][index] - rows["compute_input_end"][index]) for index in first.values()
-    )
+    infer = sum(int(rows["compute_output_start"][index] - rows["compute_input_end"][index]) for index in first.values())
     assert sum(row["compute_infer"]["ns"] for row in stats["batch_stats"]) == infer
     assert set(rows["batch_seq"]) == set(batches["batch_seq"])
     for seq, size, requests in zip(batches["batch_seq"], batches["rows"], batches["requests"], strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from asking import Asker, wait_until
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx_models import add_model, request
+
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.errors import NotReady, WorkbenchError
 
@@ -59,7 +59,11 @@ def test_calls_after_the_end(repository: Path, make_engine: Any) -> None:
     engine.infer(request())
     engine.stop()
     engine.stop()
-    for call in (lambda: engine.infer(request()), lambda: engine.load("double"), lambda: list(engine.infer_stream(request()))):
+    for call in (
+        lambda: engine.infer(request()),
+        lambda: engine.load("double"),
+        lambda: list(engine.infer_stream(request())),
+    ):
         with pytest.raises(NotReady):
             call()
     assert not engine.is_live()
@@ -101,6 +105,11 @@ def test_blocking_calls_on_the_loop_are_refused_not_hung(repository: Path, make_
     assert "blocks" in str(caught[0])
 
 
+def open_files() -> int:
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
 def test_nothing_is_left(repository: Path) -> None:
     """Threads and file descriptors after ten lives are those of before."""
 
@@ -115,13 +124,12 @@ def test_nothing_is_left(repository: Path) -> None:
 
     life()
     gc.collect()
-    threads, handles = threading.active_count(), len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    threads, handles = threading.active_count(), open_files()
     for _ in range(10):
         life()
     gc.collect()
     assert threading.active_count() == threads
-    if handles:
-        assert len(os.listdir("/proc/self/fd")) <= handles
+    assert open_files() <= handles
 
 
 def test_stalls_of_the_loop_are_seen(repository: Path, make_engine: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx_models import CONFIG, add_model, identity, request
+
 from workbench.errors import InternalError, LoadFailed
 
 
@@ -66,7 +67,8 @@ def test_strings_from_a_file(tmp_path: Path, make_engine: Any) -> None:
         ),
         (
             X % 'input_data_file: "short"',
-            "[request id: <id_unknown>] warmup setting expects 16 bytes, but the data provided from shortonly has 3 bytes",
+            "[request id: <id_unknown>] warmup setting expects 16 bytes, but the data provided from shortonly has 3 "
+            "bytes",
         ),
         (X % 'input_data_file: "../../secret"', "leads out of the warmup folder"),
     ],
