@@ -119,13 +119,19 @@ class ControlPlane:
         elif verb == "revert":
             self.api.run(exchange, engine.revert_async(model), lambda r: r.to_json())
         elif verb == "load":
-            config = body.get("config")
-            if config is not None and not isinstance(config, str):
-                config = js.dumps(config).decode()
-            self.api.run(exchange, engine.load_async(model, config=config), lambda _: {"model": model})
+            config, files = self._load_parameters(body)
+            self.api.run(exchange, engine.load_async(model, config=config, files=files), lambda _: {"model": model})
         else:
             dependents = _flag(body, "unload_dependents")
             self.api.run(exchange, engine.unload_async(model, unload_dependents=dependents), lambda _: {"model": model})
+
+    def _load_parameters(self, body: dict[str, Any]) -> tuple[str | None, dict[str, bytes] | None]:
+        """As Triton's repository API has them, under ``parameters``; or ``config`` in the body, as text or as it is."""
+        assert self.api is not None
+        if "parameters" in body:
+            return self.api.load_parameters(body["parameters"])
+        config = body.get("config")
+        return (config if config is None or isinstance(config, str) else js.dumps(config).decode()), None
 
     def _records(self, exchange: Exchange) -> None:
         from workbench.records import encode_columns

@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 import httptools
 import orjson
 
+from workbench import errors
 from workbench.errors import WorkbenchError
 from workbench.protocol.binary import Buffer
 from workbench.server.body import Body
@@ -146,6 +147,10 @@ class Exchange:
     def fail(self, error: BaseException) -> None:
         """Answers with the status and text of an error; one that nobody raised on purpose is logged and is a 500."""
         if isinstance(error, WorkbenchError):
+            if self.path.startswith(b"/v2/workbench"):
+                # No Triton to follow here: the person is told where and what to do as well.
+                self.respond(error.code.http_status, orjson.dumps(errors.to_json(error)), JSON)
+                return
             self.error(error.code.http_status, error.message)
             return
         LOG.error("%s %s failed", self.method.decode(), self.path.decode("latin-1"), exc_info=error)

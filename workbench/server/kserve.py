@@ -208,7 +208,7 @@ class KServeApi:
         request = js.loads(exchange.body) if exchange.body else {}
         parameters = request.get("parameters", {}) if isinstance(request, dict) else {}
         if action == "load":
-            config, files = self._load_parameters(parameters)
+            config, files = self.load_parameters(parameters)
             self._check_control_mode()
             self.run(exchange, self.engine.load_async(model, config=config, files=files))
             return
@@ -222,7 +222,12 @@ class KServeApi:
         if self.engine.options.control_mode != "explicit":
             raise NotReady(NOT_EXPLICIT)
 
-    def _load_parameters(self, parameters: Any) -> tuple[str | None, dict[str, bytes] | None]:
+    def load_parameters(self, parameters: Any) -> tuple[str | None, dict[str, bytes] | None]:
+        """The configuration and the files that a load brings along.
+
+        Raises:
+            WorkbenchError: with Triton's texts.
+        """
         if not isinstance(parameters, dict):
             raise InternalError("attempt to get members for non-object")
         config: str | None = None

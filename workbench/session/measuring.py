@@ -18,6 +18,8 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment
 from workbench.records.runs import RunStore
+from workbench.session.remote import TritonServer
+from workbench.session.results import ConfigView
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
@@ -30,7 +32,7 @@ class SessionTarget:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._originals: dict[str, ConfigDocument] = {}
+        self._originals: dict[str, ConfigView] = {}
 
     @property
     def url(self) -> str:
@@ -79,21 +81,40 @@ class SessionTarget:
     def configure(self, model: str, edits: Sequence[Any]) -> Any:
         """Applies edits in memory."""
         if model not in self._originals:
-            self._originals[model] = ConfigDocument.parse(self._server.config(model).text.encode())
+            self._originals[model] = self._server.config(model)
         return self._server.configure(model, *edits)
 
     def restore(self, model: str) -> None:
-        """Applies the configuration that was there before the first ``configure``."""
-        original = self._originals.pop(model, None)
+        """Applies the configuration that was there before the first ``configure``, to the byte where that is possible.
+
+        If that fails, it can be tried again.
+        """
+        original = self._originals.get(model)
         if original is None:
             return
-        if self._server.kind == "remote":
-            self._server.revert(model)
+        if isinstance(self._server, TritonServer):
+            self._server.put_back(model, original.effective)
+        else:
+            self._put_back_text(model, original)
+        del self._originals[model]
+
+    def _put_back_text(self, model: str, original: ConfigView) -> None:
+        now = self._server.config(model)
+        if now.text == original.text:
             return
-        now = ConfigDocument.parse(self._server.config(model).text.encode())
-        edits = edits_between(now.message, original.message)
+        if self._file_holds(model, original.text):
+            self._server.revert(model)  # comments and all
+            now = self._server.config(model)
+        edits = edits_between(*(ConfigDocument.parse(view.text.encode()) for view in (now, original)))
         if edits:
             self._server.configure(model, *edits)
+
+    def _file_holds(self, model: str, text: str) -> bool:
+        directory = self._server.model_directory(model)
+        try:
+            return directory is not None and (directory / "config.pbtxt").read_bytes() == text.encode()
+        except OSError:
+            return False
 
     def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
         """Hands a request to an engine in this kernel, from any thread."""
@@ -101,7 +122,8 @@ class SessionTarget:
 
         if not isinstance(self._server, Engine):
             raise Unsupported("only an engine in this kernel takes requests without a socket")
-        return self._server.submit(request, on_response)
+        self._server.submit(request, on_response)
+        return None
 
 
 def loads_of(
@@ -135,7 +157,7 @@ def profile(
     loads = loads_of(concurrency, rate, options)
     if len(loads) != 1:
         raise InvalidRequest("profile measures one load point", hint="give concurrency or rate; a sweep takes lists")
-    with Measurer(SessionTarget(server), model, inputs=inputs) as measurer:
+    with server.session.measuring_window(), Measurer(SessionTarget(server), model, inputs=inputs) as measurer:
         return measurer.measure(loads[0])
 
 
@@ -176,15 +198,24 @@ def sweep(
     loads = loads_of(concurrency, rate, options)
     runs = RunStore(store) if isinstance(store, str | Path) else store
     settings = SweepOptions(title=title)
+    session = server.session
     if not wait:
+
+        def hear(progress: Progress) -> None:
+            session.point_ended()
+            if on_progress is not None:
+                on_progress(progress)
+
         job = SweepJob(
-            target, model, grid, loads, on_progress=on_progress, inputs=inputs, store=runs, options=settings, stop=stop
+            target, model, grid, loads, on_progress=hear, inputs=inputs, store=runs, options=settings, stop=stop
         )
+        session.watch(job)
         return job.start()
-    with _bar(show_progress, model) as told:
+    with session.measuring_window(), _bar(show_progress, model) as told:
 
         def tell(progress: Progress) -> None:
             told(progress)
+            session.point_ended()
             if on_progress is not None:
                 on_progress(progress)
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workbench.client import ControlClient, TritonClient
+from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument, Edit, change_class, from_json, to_json, to_text
-from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.errors import Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
-from workbench.session.owned import OwnedProcess
+from workbench.session.hints import explain, explained
+from workbench.session.owned import OwnedProcess, log_path, tail
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
 
@@ -26,33 +30,41 @@ class ClientServer(Server):
         self.name = name
 
     def is_live(self) -> bool:
-        """Whether it answers.
-
-        Raises:
-            ConnectionFailed: nothing is there.
-        """
+        """Whether it answers; False also where nothing is there."""
         return self._client.is_live()
+
+    def is_model_ready(self, model: str) -> bool:
+        """Whether a model takes inferences; False also where nothing is there."""
+        return self._client.is_model_ready(model)
 
     def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Triton's repository index."""
         return self._client.repository_index(ready=ready)
 
+    @explained
     def model_metadata(self, model: str) -> dict[str, Any]:
         """Triton's model metadata."""
         return self._client.model_metadata(model)
 
+    @explained
     def model_config(self, model: str) -> dict[str, Any]:
         """The completed configuration as Triton's JSON."""
         return self._client.model_config(model)
 
     def statistics(self, model: str = "") -> Statistics:
         """Triton's statistics of one model or of all."""
-        return Statistics(self._client.statistics(model))
+        try:
+            return Statistics(self._client.statistics(model))
+        except WorkbenchError as error:
+            explain(self, model, error)
+            raise
 
+    @explained
     def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads or reloads a model."""
         self._client.load(model, config=config_json(config))
 
+    @explained
     def unload(self, model: str) -> None:
         """Unloads a model."""
         self._client.unload(model)
@@ -65,9 +77,9 @@ class ClientServer(Server):
 
     def close(self) -> None:
         """Closes the connections; the server goes on."""
-        self._stop_session()
         if not self._closed:
             self._closed = True
+            self._stop_session()
             self._client.close()
 
 
@@ -99,6 +111,34 @@ class WorkbenchServer(ClientServer):
         return self._process is not None
 
     @property
+    def log_path(self) -> Path | None:
+        """The server's log, if it was started from Python on this machine."""
+        path = log_path(self.name)
+        return path if self.pid and path.is_file() else None
+
+    def log(self, lines: int = 50) -> str:
+        """The last lines of the server's log; empty where it is not known."""
+        path = self.log_path
+        return tail(path, lines) if path is not None else ""
+
+    def why_gone(self) -> str:
+        """Whether the process has ended, and where it said why."""
+        if not self.pid:
+            return ""
+        if self._process is not None:
+            # The connection is gone a moment before the process is.
+            code = self._process.wait(0.5)
+            if code is None:
+                return ""
+            ended = f"the server has ended with exit code {code}"
+        elif runtime.process_created(self.pid):
+            return ""
+        else:
+            ended = "the server has ended"
+        path = self.log_path
+        return f"{ended}; start it again with serve()" + (f"; its log is {path}" if path is not None else "")
+
+    @property
     def metrics_url(self) -> str:
         """Where Prometheus metrics are; empty when they are off."""
         return self._info["metrics"]
@@ -118,10 +158,12 @@ class WorkbenchServer(ClientServer):
         """The model repositories that it serves."""
         return tuple(Path(path) for path in self._info["repositories"])
 
+    @explained
     def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads or reloads a model; the control plane allows it in every control mode."""
         self._control.load(model, config=config_json(config))
 
+    @explained
     def unload(self, model: str) -> None:
         """Unloads a model."""
         self._control.unload(model)
@@ -130,6 +172,7 @@ class WorkbenchServer(ClientServer):
         """The engine's snapshot."""
         return self._control.state()
 
+    @explained
     def config(self, model: str) -> ConfigView:
         """Applied text, saved text, completed JSON, epoch."""
         answer = self._control.config(model)
@@ -145,11 +188,12 @@ class WorkbenchServer(ClientServer):
     def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
         return ConfigureResult.from_json(self._control.configure(model, edits, dry_run=dry_run))
 
+    @explained
     def save(self, model: str) -> SaveResult:
         """Writes the applied configuration to config.pbtxt."""
-        answer = self._control.save(model)
-        return SaveResult(model=model, path=answer["path"], diff=answer["diff"])
+        return SaveResult(**self._control.save(model))
 
+    @explained
     def revert(self, model: str) -> ConfigureResult:
         """Applies the configuration as the file has it."""
         return ConfigureResult.from_json(self._control.revert(model))
@@ -231,6 +275,7 @@ class TritonServer(ClientServer):
             )
         return {"versions": versions, "release": self.release}
 
+    @explained
     def config(self, model: str) -> ConfigView:
         """The loaded configuration; a remote server does not give its file."""
         effective = self.model_config(model)
@@ -264,55 +309,58 @@ class TritonServer(ClientServer):
         )
         if dry_run or result.change_class == "none":
             return result
-        from workbench.clock import monotonic_ns
-
         started = monotonic_ns()
         self._override(model, to_json(edited.message, defaults=False))
         self._originals.setdefault(model, before)
-        self._epochs[model] = result.epoch
         after = self.model_config(model)
         took = (monotonic_ns() - started) / 1e6
-        return ConfigureResult(
-            model,
-            result.epoch,
-            "reload",
-            result.reasons,
-            result.triton,
-            result.diff,
-            took,
-            after != self._originals[model],
-            after,
-        )
+        return replace(result, change_class="reload", took_ms=took, dirty=after != self._originals[model], config=after)
 
     def _override(self, model: str, config: Mapping[str, Any]) -> None:
         try:
             self._client.load(model, config=json.dumps(config))
-        except (NotFound, InvalidRequest, Unsupported):
-            raise
-        except Exception as error:
-            if "explicit model load / unload is not allowed" in str(error):
+        except WorkbenchError as error:
+            if "explicit model load / unload is not allowed" in error.message:
                 raise Unsupported(
                     "this server does not take configuration changes",
                     where=self.url,
                     hint="start it with --model-control-mode=explicit",
                 ) from error
             raise
+        self._epochs[model] = self._epochs.get(model, 0) + 1
 
-    def revert(self, model: str) -> ConfigureResult:
-        """Loads the model with the configuration that it had when it was first edited from here."""
-        original = self._originals.get(model)
+    def put_back(self, model: str, config: Mapping[str, Any]) -> ConfigureResult:
+        """Loads the model with a configuration that it had (``model_config`` gave it), unless it has it now."""
+        started = monotonic_ns()
         before = self.model_config(model)
-        if original is not None and original != before:
-            self._override(model, original)
-            self._epochs[model] = self._epochs.get(model, 0) + 1
-        self._originals.pop(model, None)
+        if config != before:
+            self._override(model, config)
         after = self.model_config(model)
-        diff = ConfigDocument.parse(to_text(from_json(before)).encode()).diff(
-            ConfigDocument.parse(to_text(from_json(after)).encode())
-        )
+        if self._originals.get(model) == after:
+            del self._originals[model]
+        old, new = (ConfigDocument.parse(to_text(from_json(each)).encode()) for each in (before, after))
+        diff = old.diff(new)
         return ConfigureResult(
-            model, self._epochs.get(model, 0), "reload" if diff else "none", (), "", diff, 0.0, False, after
+            model=model,
+            epoch=self._epochs.get(model, 0),
+            change_class="reload" if diff else "none",
+            reasons=("a remote Triton takes a configuration as a load with config override: the model is reloaded",)
+            if diff
+            else (),
+            triton="this is what it does" if diff else "",
+            diff=diff,
+            took_ms=(monotonic_ns() - started) / 1e6,
+            dirty=model in self._originals,
+            config=after,
         )
+
+    @explained
+    def revert(self, model: str) -> ConfigureResult:
+        """Loads the model with the configuration that it had when it was first edited from here.
+
+        Not a plain load: after an override Triton keeps that until another one comes.
+        """
+        return self.put_back(model, self._originals.get(model) or self.model_config(model))
 
 
 def scheduling_choice(config: Mapping[str, Any]) -> str:
@@ -322,6 +370,6 @@ def scheduling_choice(config: Mapping[str, Any]) -> str:
         ("sequence_batching", "sequence"),
         ("ensemble_scheduling", "ensemble"),
     ):
-        if config.get(key) is not None and key in config:
+        if config.get(key) is not None:
             return word
     return ""
