@@ -197,11 +197,6 @@ class HttpTransport:
         self._all.add(connection)
         self._free.append(connection)
 
-    def abandon_waiting(self, text: str) -> None:
-        """Requests that never found a connection fail."""
-        while self._waiting:
-            self.on_done(self._waiting.popleft()[0], text)
-
     async def close(self) -> None:
         """Closes every connection."""
         self._closed = True

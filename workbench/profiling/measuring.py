@@ -21,7 +21,7 @@ from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs, Prepared, encode, prepare
 from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import Counters, ServerSide, counters, difference
-from workbench.profiling.target import InKernelTarget, Target, pid_of, try_statistics
+from workbench.profiling.target import InKernelTarget, Target, pid_of, stalls_between, try_statistics
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment, cpu_condition
 
@@ -34,11 +34,14 @@ class MeasureOptions:
     """How strictly a point is judged.
 
     A point is not valid when the generator's p99 send lag is above ``lag_limit_ms`` and above ``lag_share`` of the p99
-    latency. ``clock`` is CLOCK_MONOTONIC.
+    latency, or when the server's event loop stood still for more than ``stall_share`` of the window. Others that use
+    more than ``other_cpu`` of the usable processors are noted. ``clock`` is CLOCK_MONOTONIC.
     """
 
     lag_limit_ms: float = 1.0
     lag_share: float = 0.1
+    stall_share: float = 0.05
+    other_cpu: float = 0.25
     clock: Clock = monotonic_ns
 
 
@@ -124,6 +127,10 @@ class Measurer:
         reasons = self._judge(samples, client, window, whole, notes)
         if epoch is not None and target.epoch(model) != epoch:
             reasons.append("the configuration was changed during the measurement")
+        environment, cpu = self._surroundings(), _cpu_fields(edges, samples)
+        usable = int(environment.get("cpus_usable") or 1)
+        if not math.isnan(cpu.get("server_cpu", math.nan)) and cpu["other_cpu"] > self._options.other_cpu * usable:
+            notes.append(f"others kept {cpu['other_cpu']:.1f} of {usable} processors busy meanwhile")
         point = Point(
             model=model,
             load=load,
@@ -136,10 +143,10 @@ class Measurer:
             duration_s=samples.seconds,
             seed=load.seed,
             inputs=prepared.source,
-            environment=self._surroundings(),
+            environment=environment,
             **_client_fields(client, samples),
             **_server_fields(window),
-            **_cpu_fields(edges, samples),
+            **cpu,
             batch_reasons=_batch_reasons(records, model, samples.window),
             valid=not reasons,
             stable=not reasons and not client.unstable,
@@ -258,10 +265,22 @@ class Measurer:
                 f"the load generator was late: send lag p99 {lag:.2f} ms, {lag / p99:.0%} of the p99 latency "
                 "(the machine is too busy for this load)"
             )
+        reasons += self._stalls(samples, notes)
         if self.target.protocol == "in-kernel":
             notes.append("the load came from a thread of this kernel, which shares the GIL with the engine")
         reasons += _conservation(samples, window, whole)
         return reasons
+
+    def _stalls(self, samples: Samples, notes: list[str]) -> list[str]:
+        """The server's loop held up: some is noted, more than ``stall_share`` of the window is too much."""
+        found = stalls_between(self.target, samples.window)
+        if not found:
+            return []
+        text = f"the server's event loop stood still {len(found)} times, {sum(found):.0f} ms in all"
+        if sum(found) > self._options.stall_share * samples.seconds * 1e3:
+            return [text]
+        notes.append(text)
+        return []
 
     def _surroundings(self) -> dict[str, Any]:
         if self._environment is None:

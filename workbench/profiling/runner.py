@@ -37,9 +37,6 @@ class Transport(Protocol):
     def send(self, number: int, example: int) -> None:
         """Sends a request; its end is told through ``on_done``."""
 
-    def abandon_waiting(self, text: str) -> None:
-        """Fails what has not been sent yet."""
-
     async def close(self) -> None:
         """Hangs up."""
 
@@ -213,7 +210,6 @@ class LoadRun:
                 self._over.set()
 
     async def _drain(self) -> bool:
-        self.transport.abandon_waiting("not sent: no connection was free before the end")
         if self.recorder.in_flight and not self._stopped:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), self.load.drain_s)

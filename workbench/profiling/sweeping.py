@@ -188,6 +188,7 @@ class Sweeper:
         self._stop = stop if stop is not None else threading.Event()
         self._options = options if options is not None else SweepOptions()
         self._began = 0
+        self._content: str | None = None
         self.points: list[Point] = []
 
     @property
@@ -279,12 +280,13 @@ class Sweeper:
         self._tell(point)
 
     def _key(self, point: Point) -> str:
-        directory = directory_of(self._target, self._model)
-        content = content_hash(directory) if directory is not None else ""
+        if self._content is None:
+            directory = directory_of(self._target, self._model)
+            self._content = content_hash(directory) if directory is not None else ""
         environment = point.environment
         return point_key(
             model=self._model,
-            content=content,
+            content=self._content,
             config=point.config,
             settings=point.settings,
             inputs=point.inputs,
