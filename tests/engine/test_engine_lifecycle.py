@@ -398,3 +398,22 @@ def test_gpu_groups_without_a_gpu(repository: Path, make_engine: Any) -> None:
     with pytest.raises(InternalError) as caught:
         engine.load("double")
     assert "instance group double_0 of model double has kind KIND_GPU but" in caught.value.hint
+
+
+def test_a_load_while_the_unload_is_under_way(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    add_model(tmp_path, "gate", config=GATE_CONFIG)
+    engine = make_engine(tmp_path)
+    (asked,) = Asker(engine).send([request("gate")])
+    assert gate.started.acquire(timeout=10)
+    engine.unload("gate")
+    engine.load("gate")
+    assert states(engine)["gate", "1"] == ("READY", "")
+    gate.open.set()
+    assert asked.wait().error is None
+    wait_until(lambda: gate.live == 1)
+    assert states(engine)["gate", "1"] == ("READY", "")
+    assert engine.infer(request("gate")).error is None
+    started = engine.snapshot().time_ns
+    engine.stop(10)
+    assert engine.snapshot().time_ns - started < 5e9
+    assert gate.live == 0

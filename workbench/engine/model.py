@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -57,6 +58,7 @@ class ModelVersion:
         self._planned = False
         self._timer: TimerHandle | None = None
         self._on_empty: Callable[[], None] | None = None
+        self._ending: asyncio.Event | None = None
         self.adopt_config(config)
 
     def adopt_config(self, config: Any) -> None:
@@ -340,7 +342,20 @@ class ModelVersion:
         self.plan()
 
     async def retire(self) -> None:
-        """Waits for what is open, then closes instances and model. New requests must not reach it any more."""
+        """Waits for what is open, then closes instances and model. New requests must not reach it any more.
+
+        Whoever calls this a second time (a load while an unload is under way) waits for the same end.
+        """
+        if self._ending is not None:
+            await self._ending.wait()
+            return
+        self._ending = asyncio.Event()
+        try:
+            await self._retire()
+        finally:
+            self._ending.set()
+
+    async def _retire(self) -> None:
         if self._open:
             self.scheduler.drain(self.core.clock())
             self.plan()
