@@ -149,7 +149,7 @@ PLAIN = 'name: "m" backend: "python" '
         (PLAIN + IO + "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [ 2, 8 ] }\n", {}, "preferred-above-max", PLAIN + IO + "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [ 2 ] }\n"),
         (PLAIN + IO + "max_batch_size: 1\ndynamic_batching { max_queue_delay_microseconds: 9 }\n", {}, "delay-without-batching", PLAIN + IO + "max_batch_size: 1\ndynamic_batching { }\n"),
         (PLAIN + IO + "max_batch_size: 2\ndynamic_batching { max_queue_delay_microseconds: 9 }\n", {}, None, None),
-        (PLAIN + IO + "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 0 } }\n", {}, "priority-level", PLAIN + IO + "dynamic_batching { priority_levels: 2 default_priority_level: 1 }\n"),
+        (PLAIN + IO + "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 0 } }\n", {}, "priority-level", PLAIN + IO + "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 } }\n"),
         (PLAIN + IO + "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 } }\n", {}, "priority-level", PLAIN + IO + "dynamic_batching { priority_levels: 2 default_priority_level: 1 }\n"),
         (PLAIN + IO + 'instance_group { count: 4 }\nparameters { key: "intra_op_thread_count" value { string_value: "8" } }\n', {"cores": 8}, "too-many-threads", PLAIN + IO + 'instance_group { count: 4 }\nparameters { key: "intra_op_thread_count" value { string_value: "2" } }\n'),
         (PLAIN + IO + 'instance_group { count: 4 }\nparameters { key: "intra_op_thread_count" value { string_value: "2" } }\n', {"cores": 8}, None, None),
@@ -215,3 +215,66 @@ def test_lint_never_raises_and_fixes_never_break_a_file(data: bytes) -> None:
     except ConfigError:
         return
     ConfigDocument.parse(mended)
+
+
+LEVELS = """dynamic_batching {
+  priority_levels: 3
+  default_priority_level: 1
+  priority_queue_policy {
+    key: 0  # urgent
+    value {
+      default_timeout_microseconds: 5000
+      minimum_slot_utilization: 0.95
+    }
+  }
+  priority_queue_policy { key: 2 value { default_timeout_microseconds: 20000 } }
+}
+"""
+
+
+def test_levels_counted_from_zero_and_a_setting_of_another_scheduler() -> None:
+    assert fixed(LEVELS) == (
+        LEVELS.replace("      minimum_slot_utilization: 0.95\n", "")
+        .replace("key: 2", "key: 3")
+        .replace("key: 0", "key: 1")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        (
+            "dynamic_batching {\n  # sizes\n  max_batch_size: 8\n  preferred_batch_size: [4, 8]\n}\n",
+            "max_batch_size: 8\ndynamic_batching {\n  # sizes\n  preferred_batch_size: [4, 8]\n}\n",
+        ),
+        (
+            "max_batch_size: 8\ndynamic_batching {\n  max_batch_size: 8\n}\n",
+            "max_batch_size: 8\ndynamic_batching {\n}\n",
+        ),
+        (
+            "max_queue_delay_microseconds: 9\nmax_batch_size: 4\n",
+            "max_batch_size: 4\ndynamic_batching {\n  max_queue_delay_microseconds: 9\n}\n",
+        ),
+    ],
+)
+def test_misplaced_fields_move_home(text: str, after: str) -> None:
+    assert fixed(text) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        (
+            'ensemble_scheduling { step {\n  input_map {\n    key: "a"\n    value: "x"\n    key: "b"\n    value: "y"\n  }\n} }\n',
+            'ensemble_scheduling { step {\n  input_map {\n    key: "a"\n    value: "x"\n  }\n  input_map {\n    key: "b"\n    value: "y"\n  }\n} }\n',
+        ),
+        (
+            'metric_tags { key: "a" value: "x" key: "b" value: "y" key: "c" value: "z" }\n',
+            'metric_tags { key: "a" value: "x" } metric_tags { key: "b" value: "y" } metric_tags { key: "c" value: "z" }\n',
+        ),
+        ('metric_tags [ { key: "a" key: "b" } ]\n', 'metric_tags [ { key: "a" }, { key: "b" } ]\n'),
+    ],
+)
+def test_two_keys_in_one_entry_become_two_entries(text: str, after: str) -> None:
+    assert "two-keys" in rules(text)
+    assert fixed(text) == after

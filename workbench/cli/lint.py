@@ -72,16 +72,15 @@ def config_files(root: Path) -> Iterator[Path]:
 
 def check(path: Path, release: str, *, fix: bool) -> list[Finding]:
     """The findings of one file; with ``fix``, those that are left after the fixes have been written."""
-    from workbench.config import apply_fixes, lint_config
+    from workbench.config import LintContext, fix_all, lint_config
 
     name = path.parent.resolve().name if path.name == "config.pbtxt" else None
     data = path.read_bytes()
     findings = lint_config(data, triton_release=release, directory_name=name, path=str(path))
     if fix and any(finding.fix for finding in findings):
-        mended = apply_fixes(data, findings)
+        mended, findings = fix_all(data, context=LintContext(triton_release=release, directory_name=name))
         if mended != data:
             path.write_bytes(mended)
-            findings = lint_config(mended, triton_release=release, directory_name=name, path=str(path))
     return findings
 
 

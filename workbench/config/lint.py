@@ -11,6 +11,7 @@ from workbench.config.lint_syntax import lint_syntax
 from workbench.config.normalization import complete_backend, normalize
 from workbench.config.path import Edit
 from workbench.config.schema import Message
+from workbench.config.syntax import MessageNode, ScalarNode, walk
 from workbench.config.validation import Problem, problems
 from workbench.errors import ConfigError
 
@@ -151,6 +152,32 @@ def _custom_fix(message: Message) -> Fix | None:
     return Fix(f'Replace platform "custom" by backend "{stem}"', tuple(edits))
 
 
+def _levels_fix(path: str, document: ConfigDocument, message: Message) -> Fix:
+    """Levels counted from 0 are counted from 1 instead; a level too high is removed."""
+    batching = message.dynamic_batching
+    levels = sorted(batching.priority_queue_policy)
+    if 0 in levels and levels[-1] < batching.priority_levels:
+        changes = [
+            (node.start, node.end, str(int(node.value) + 1).encode())
+            for node in _level_keys(document)
+            if isinstance(node.value, int)
+        ]
+        if len(changes) == len(levels):
+            return Fix("Count the levels from 1 (1 is the highest)", (), tuple(changes))
+    return Fix("Remove the policy of a level that does not exist", (Edit(path, "remove"),))
+
+
+def _level_keys(document: ConfigDocument) -> list[ScalarNode]:
+    """The keys of ``priority_queue_policy`` as they are written."""
+    keys: list[ScalarNode] = []
+    for node in walk(document.tree):
+        if node.type.name == "priority_queue_policy":
+            for entry in node.items():
+                if isinstance(entry, MessageNode):
+                    keys += [each.value for each in entry.named("key") if isinstance(each.value, ScalarNode)]
+    return keys
+
+
 def _fix_of(problem: Problem, document: ConfigDocument, message: Message) -> Fix | None:
     """A fix where there is one that most people would choose."""
     path, text = problem.path, problem.message
@@ -159,7 +186,7 @@ def _fix_of(problem: Problem, document: ConfigDocument, message: Message) -> Fix
     if "default priority level must be in range" in text:
         return Fix("Set default_priority_level to 1", (Edit(path, "set", 1),))
     if "priority queue policy must have priority level" in text:
-        return Fix("Remove the policy of a level that does not exist", (Edit(path, "remove"),))
+        return _levels_fix(path, document, message)
     if "has kind KIND_CPU but" in text or "has kind KIND_MODEL but" in text:
         return Fix("Remove gpus", (Edit(path, "remove"),))
     if text.startswith("'max_batch_size' must be non-negative"):

@@ -142,7 +142,10 @@ def _accelerator(check: _Checker) -> None:
     for index, each in enumerate(message.optimization.execution_accelerators.gpu_execution_accelerator):
         if each.name == "tensorrt":
             path = f"optimization.execution_accelerators.gpu_execution_accelerator[{index}]"
-            text = "the TensorRT accelerator does nothing in a TensorRT model"
+            text = (
+                "the TensorRT accelerator does nothing in a TensorRT model: precision and the like are fixed when the "
+                "engine is built"
+            )
             check.say("accelerator-for-tensorrt", "warning", path, text, Fix("Remove it", (Edit(path, "remove"),)))
 
 
