@@ -16,6 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from workbench.backends.base import Execution, InstanceSpec, ModelContext
 from workbench.backends.python import PythonBackend, PythonModel
 from workbench.clock import monotonic_ns
+from workbench.config import to_json
 from workbench.errors import InternalError, InvalidRequest, NotFound, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 
@@ -175,7 +176,7 @@ def request(model: str, inputs: dict[str, Any], **fields: Any) -> InferenceReque
 
 def context(host: Host, root: Path, name: str, source: str | None, config: str = "", mode: str = "process") -> Any:
     """Writes a model directory and gives its context. ``source`` gets the usual imports in front."""
-    from google.protobuf import json_format, text_format
+    from google.protobuf import text_format
 
     version = root / name / "1"
     version.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,7 @@ def context(host: Host, root: Path, name: str, source: str | None, config: str =
         f'output {{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }} {config}',
         model_config_pb2.ModelConfig(),
     )
-    text = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    text = to_json(message)
     return ModelContext(
         name,
         1,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.backends._child import wire
-from workbench.errors import BackendError, Code, NotFound, NotReady, WorkbenchError
+from workbench.errors import BackendError, Code, InvalidRequest, NotFound, NotReady, QueueFull, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
 
 # The request's own fields, which Triton takes out of the parameters, and the front end's.
@@ -101,11 +101,18 @@ def refusal_text(model: str, error: WorkbenchError) -> str:
     return f"Model {model} - Error when running inference: {message}"
 
 
-def answer_head(response: InferenceResponse, packer: wire.Packer) -> tuple[Any, ...]:
+def nested_error_text(model: str, error: WorkbenchError) -> str:
+    """What a model reads of a nested request's error: the model's own words, or why the request was refused."""
+    if isinstance(error, InvalidRequest | NotFound | NotReady | QueueFull):
+        return refusal_text(model, error)
+    return error.message
+
+
+def answer_head(model: str, response: InferenceResponse, packer: wire.Packer) -> tuple[Any, ...]:
     """A nested request's response as the rest of an ANSWER head: final, code, text, parameters, tensors."""
     if response.error is not None:
         # Triton hands every error of a nested request on as INTERNAL
-        return response.final, NUMBERS[Code.INTERNAL], response.error.message, "", None
+        return response.final, NUMBERS[Code.INTERNAL], nested_error_text(model, response.error), "", None
     tensors = tuple([packer.add(t.name, t.datatype, t.data) for t in response.outputs])
     parameters = json.dumps(dict(response.parameters)) if response.parameters else ""
     return response.final, -1, "", parameters, tensors

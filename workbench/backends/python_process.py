@@ -20,11 +20,10 @@ from workbench.backends.python_convert import (
     nested_request,
     pack_requests,
     parse_parameters,
-    refusal_text,
     unpack_tensors,
 )
 from workbench.backends.python_launch import Child, Keeper, exit_text
-from workbench.errors import BackendError, InstanceDied, InternalError, WorkbenchError
+from workbench.errors import BackendError, InstanceDied, WorkbenchError
 from workbench.protocol.tensors import InferenceResponse
 
 
@@ -253,14 +252,13 @@ class ProcessInstance:
                 self._calls.pop(number, None)
             if self._channel is channel:
                 packer = wire.Packer()
-                self._send_frame(wire.ANSWER, (number, *answer_head(response, packer)), packer)
+                self._send_frame(wire.ANSWER, (number, *answer_head(request.model_name, response, packer)), packer)
 
         self._calls[number] = lambda: None
         try:
             cancel = self._host.infer(request, answer)
         except WorkbenchError as error:
-            refused = InferenceResponse("", 0, error=InternalError(refusal_text(request.model_name, error)))
-            answer(refused)
+            answer(InferenceResponse("", 0, error=error))
             return
         if number in self._calls:
             self._calls[number] = cancel

@@ -29,9 +29,9 @@ from workbench.backends._child.tensors import Tensor as ModelTensor
 from workbench.backends.base import BackendHost, Execution, InstanceSpec, ModelContext
 from workbench.backends.python_convert import (
     model_error,
+    nested_error_text,
     nested_request,
     parse_parameters,
-    refusal_text,
     request_fields,
 )
 from workbench.errors import BackendError, WorkbenchError
@@ -56,7 +56,7 @@ class ThreadRuntime:
         loop = self._host.loop
         if _runs_here(loop):
             raise BackendError("a nested request cannot wait on the engine's own thread")
-        answers: SimpleQueue[ProtocolResponse | WorkbenchError] = SimpleQueue()
+        answers: SimpleQueue[ProtocolResponse] = SimpleQueue()
         cancels: list[Callable[[], None]] = []
         head = (
             request._model_name,
@@ -75,20 +75,15 @@ class ThreadRuntime:
             try:
                 cancels.append(self._host.infer(nested, answers.put))
             except WorkbenchError as error:
-                answers.put(error)
+                answers.put(ProtocolResponse("", 0, error=error))
 
         loop.call_soon_threadsafe(submit)
         final = False
         try:
             while not final:
                 answer = answers.get()
-                if isinstance(answer, WorkbenchError):
-                    final = True
-                    text = refusal_text(request._model_name, answer)
-                    yield InferenceResponse(error=TritonError(text)), True
-                else:
-                    final = answer.final
-                    yield _to_model(answer), final
+                final = answer.final
+                yield _to_model(request._model_name, answer), final
         finally:
             if not final:
                 loop.call_soon_threadsafe(lambda: [cancel() for cancel in cancels])
@@ -113,9 +108,9 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def _to_model(response: ProtocolResponse) -> InferenceResponse:
+def _to_model(model: str, response: ProtocolResponse) -> InferenceResponse:
     if response.error is not None:
-        return InferenceResponse(error=TritonError(response.error.message, ErrorCode.INTERNAL))
+        return InferenceResponse(error=TritonError(nested_error_text(model, response.error), ErrorCode.INTERNAL))
     answer = InferenceResponse([ModelTensor.wrap(t.name, t.datatype, t.shape, t.data, True) for t in response.outputs])
     answer._parameters = "" if not response.parameters else _json(response.parameters)
     return answer
