@@ -12,7 +12,7 @@ from workbench.backends.base import Backend
 from workbench.backends.registry import create_backend
 from workbench.config import ConfigDocument, from_json, to_text
 from workbench.engine.core import EngineCore
-from workbench.engine.devices import restrict, usable_gpus
+from workbench.engine.devices import usable_gpus
 from workbench.engine.entry import ModelEntry, State, VersionSlot, lookup, state_reason
 from workbench.engine.host import ModelHost, Submit
 from workbench.engine.instances import instance_specs, make_slots
@@ -46,7 +46,7 @@ class Lifecycle:
         self.entries: dict[str, ModelEntry] = {}
         self._submit_nested = submit_nested
         self._backends: dict[str, Backend] = {}
-        self._gpus = restrict(usable_gpus(), core.options.gpus)
+        self._gpus = usable_gpus() if core.options.gpus is None else core.options.gpus
         self.retiring: set[ModelVersion] = set()
 
     # ---- looking up

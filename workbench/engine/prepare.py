@@ -48,9 +48,8 @@ def poll_config(
         WorkbenchError: the configuration is refused (section 10).
     """
     raw = document.message
-    config = document.message
-    if options.auto_complete:
-        config = complete_backend(config, source.name, first_files(source))
+    # what file names tell is filled in even without auto-completion (GetNormalizedModelConfig)
+    config = complete_backend(document.message, source.name, first_files(source))
     config = _settle(config, source.name, gpus, with_io=not options.auto_complete)
     if config.name != source.name:
         raise InvalidRequest(
