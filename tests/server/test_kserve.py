@@ -272,7 +272,7 @@ def test_wrong_shape_says_what_is_expected(server: RunningServer, http: Http) ->
 def test_an_empty_body_is_a_raw_request(server: RunningServer, http: Http) -> None:
     answer = http(server, "POST", "/v2/models/echo/infer", b"")
     assert answer.json["error"] == (
-        "[request id: <id_unknown>] input byte size mismatch for input 'INPUT0' for model 'echo'. Expected 16, got 0"
+        "[request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'. Expected 16, got 0"
     )
 
 

@@ -84,7 +84,7 @@ def decode_request(
         _read_parameters(request, head["parameters"])
     _read_inputs(request, head, view[length:], options)
     if "outputs" in head:
-        request.outputs = _read_outputs(request, head["outputs"])
+        request.outputs = _read_outputs(head["outputs"])
     return request
 
 
@@ -220,7 +220,7 @@ def _refuse_sources(entry: Any, parameters: Mapping[str, Any]) -> None:
     )
 
 
-def _read_outputs(request: DecodedRequest, outputs: Any) -> list[RequestedOutput]:
+def _read_outputs(outputs: Any) -> list[RequestedOutput]:
     if type(outputs) is not list:
         raise js.type_error("outputs", js.NOT_ARRAY)
     found: dict[str, RequestedOutput] = {}
@@ -229,8 +229,6 @@ def _read_outputs(request: DecodedRequest, outputs: Any) -> list[RequestedOutput
         if "shared_memory_region" in parameters and "classification" in parameters:
             raise InvalidRequest("Output can't set both 'shared_memory_region' and 'classification'")
         name = _string(_member(entry, "name"), "name")
-        if name in found:
-            raise InvalidRequest(f"{request_prefix(request.id)}output '{name}' already exists in request")
         kept: dict[str, Parameter] = {}
         if "classification" in parameters:
             kept["classification"] = _uint(parameters["classification"], "classification", "Unable to set")
@@ -238,7 +236,7 @@ def _read_outputs(request: DecodedRequest, outputs: Any) -> list[RequestedOutput
             raise Unsupported(SHARED_MEMORY_DISABLED)
         if "binary_data" in parameters:
             kept["binary_data"] = _bool(parameters["binary_data"], "binary_data")
-        found[name] = RequestedOutput(name, kept)
+        found.setdefault(name, RequestedOutput(name, kept))  # asked twice is asked once, as the 2.51 binary has it
     return list(found.values())
 
 
@@ -283,7 +281,8 @@ def raw_request(body: Buffer, config: Any, options: DecodeOptions) -> DecodedReq
         shape = (*lead, *dims)
     else:
         shape = (*lead, *(view.nbytes // fixed // row.itemsize if dim == -1 else dim for dim in dims))
-    tensor = from_buffer(spec.name, row.wire, shape, view, model=name)
+    tensor = from_buffer("raw_input", row.wire, shape, view, model=name)  # the name in Triton's texts
+    tensor.name = spec.name
     return DecodedRequest(
         name, [tensor], model_version=options.model_version, client=options.client, binary_data_output=True
     )

@@ -34,6 +34,9 @@ NOT_UINT = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 NOT_NUMBER = "attempt to access JSON non-number as double"
 NOT_ARRAY = "attempt to access JSON non-array as array"
 
+SHAPE_MISMATCH = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+"""Too many elements and, as the 2.51 binary has it, too few (later sources have another text for those)."""
+
 _TYPE_TEXTS = {"b": NOT_BOOL, "u": NOT_UINT, "i": NOT_INT, "f": NOT_NUMBER}
 
 
@@ -49,6 +52,8 @@ def loads(text: Buffer) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         first = error
+    if first.msg.endswith(" surrogate in string") or "infinity" in first.msg:  # RapidJSON refuses these, too
+        raise InternalError(f"failed to parse the request JSON buffer: {first.msg} at {first.pos}")
     try:
         return json.loads(bytes(text).decode("utf-8", "surrogateescape"))
     except RecursionError:
@@ -120,10 +125,8 @@ def array_from_json(
         )
     flat = _flatten(data, "Unable to parse 'data': ")
     _check_types(flat, row.numpy.kind, count)
-    if len(flat) > count:
-        raise InternalError("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    if len(flat) < count:
-        raise InternalError("Failed to parse 'data' field: shape does not match true shape")
+    if len(flat) != count:
+        raise InternalError(SHAPE_MISMATCH)
     return _numbers(name, flat, row).reshape(shape)
 
 
