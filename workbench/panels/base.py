@@ -180,15 +180,8 @@ class Panel(W.VBox):  # type: ignore[misc]
 
         bundle = super()._repr_mimebundle_(**kwargs)
         with self._lock:
-            blocks = self._static()
-            fallback = {"text/plain": self._text(), "text/html": picture(blocks)}
-        return _with_fallback(bundle, fallback)
-
-
-def _with_fallback(bundle: Any, fallback: dict[str, str]) -> Any:
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    data.update(fallback)
-    return bundle
+            bundle.update({"text/plain": self._text(), "text/html": picture(self._static())})
+        return bundle
 
 
 def stale_badge(snapshot: SessionSnapshot) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
@@ -13,16 +14,18 @@ from workbench.config import ConfigDocument, Edit
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.config_check import Draft, check, findings_html
+from workbench.panels.config_file import file_view, write_file
 from workbench.panels.config_form import ConfigForm
 from workbench.panels.html import chip, diff_html, escape, number
 from workbench.panels.live import halves
-from workbench.panels.views import breakdown_over_time, histogram_info
+from workbench.panels.views import breakdown_over_time, chosen_model, histogram_info
 
 if TYPE_CHECKING:
     from workbench.session.results import ConfigureResult, ConfigView
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
+HEAD_STYLE = "padding-left:12px;line-height:28px"
 CLASS_TEXT = {
     "none": ("nothing to apply", "off"),
     "live": ("live: applied in place, no request lost", "ok"),
@@ -38,17 +41,16 @@ class ConfigPanel(Panel):
 
     def __init__(self, server: Server, *, model: str | None = None) -> None:
         super().__init__(server)
-        names = server.session.snapshot().models.names
-        if model is not None and model not in names:
-            names = [*names, model]
+        names, model = chosen_model(server.session.snapshot(), model)
         self._checking = False
         self._check_again = False
         self._confirm_save = False
         self._writing = False
+        self._file_only = False
         self._view: ConfigView | None = None
         self._applied = ConfigDocument.parse(b"")
         self._draft = check("", "")
-        self._model = W.Dropdown(options=names, value=model or (names[0] if names else None), description="model")
+        self._model = W.Dropdown(options=names, value=model, description="model")
         self._model.layout.width = "260px"
         self._model.style.description_width = "48px"
         self._head = W.HTML()
@@ -128,15 +130,20 @@ class ConfigPanel(Panel):
         self.refresh()
 
     def _load_view(self) -> None:
-        """Takes the applied configuration from the server into the editor."""
+        """Takes the applied configuration from the server into the editor; the file's where no server holds it."""
+        self._file_only = False
         try:
             view = self.server.config(self.model)
         except WorkbenchError as error:
-            self._view = None
-            self._result.value = error_html(error)
-            for button in (self._apply, self._save, self._revert, self._fix):
-                button.disabled = True
-            return
+            found = file_view(self.server, self.model)
+            if found is None:
+                self._view = None
+                self._result.value = error_html(error)
+                for button in (self._apply, self._save, self._revert, self._fix):
+                    button.disabled = True
+                return
+            self._file_only = True
+            view = found
         self._take(view, into_editor=True)
 
     def _take(self, view: ConfigView, *, into_editor: bool) -> None:
@@ -190,11 +197,16 @@ class ConfigPanel(Panel):
 
     def _buttons(self) -> None:
         view = self._view
-        editable = view is not None and view.editable
-        changed = self._changed()
-        self._apply.disabled = not (editable and self._draft.ok and changed)
+        if self._file_only and view is not None:
+            same = self.text == view.text
+            self._apply.description = "Load"
+            self._apply.disabled = not (same and self._draft.ok)
+            self._save.disabled = same
+        else:
+            self._apply.description = "Apply"
+            self._apply.disabled = not (view is not None and view.editable and self._draft.ok and self._changed())
+            self._save.disabled = not (view is not None and view.dirty)
         self._fix.layout.display = None if self._draft.fixes else "none"
-        self._save.disabled = not (view is not None and view.dirty)
         self._save.description = "Write config.pbtxt" if self._confirm_save else "Save"
         self._save.button_style = "warning" if self._confirm_save else ""
         self._revert.disabled = not (view is not None and (view.dirty or self.text != view.saved_text))
@@ -206,7 +218,7 @@ class ConfigPanel(Panel):
 
     def _ask_server(self) -> None:
         """Asks what Apply would do; one question at a time, the last draft wins."""
-        if not self._draft.ok or not self._changed():
+        if not self._draft.ok or self._file_only or not self._changed():
             return
         if self._checking:
             self._check_again = True
@@ -242,8 +254,9 @@ class ConfigPanel(Panel):
             triton = f'<div class="wb-muted">Real Triton: {escape(result.triton)}</div>' if result.triton else ""
             parts.append(f"<div>Apply is {chip(text, tone)}{reasons}</div>{triton}")
         if diff:
-            parts.append(f"<b>Draft against what is applied</b>{diff_html(diff)}")
-            if self._draft.document is not None and not self._changed():
+            against = "the file" if self._file_only else "what is applied"
+            parts.append(f"<b>Draft against {against}</b>{diff_html(diff)}")
+            if self._draft.document is not None and not self._file_only and not self._changed():
                 parts.append(
                     '<div class="wb-muted">Only comments or layout differ: Apply carries values, '
                     "the file keeps its own text.</div>"
@@ -253,9 +266,14 @@ class ConfigPanel(Panel):
 
     def _unsaved_html(self) -> str:
         view = self._view
-        if view is None or view.text == view.saved_text:
+        if view is None:
             return ""
-        saved = ConfigDocumentText(view.saved_text).diff(view.text)
+        if self._file_only:
+            saved = text_diff(view.text, self.text) if self._draft.document is None or self._confirm_save else ""
+        else:
+            saved = text_diff(view.saved_text, view.text)
+        if not saved:
+            return ""
         head = "Save would write this" if not self._confirm_save else "Press again to write this to config.pbtxt"
         return f"<b>{head}</b> <span class='wb-muted'>(applied against the file)</span>{diff_html(saved)}"
 
@@ -263,6 +281,9 @@ class ConfigPanel(Panel):
 
     def apply(self) -> None:
         """Applies the draft in memory; the file is not touched."""
+        if self._file_only:
+            self._load_model()
+            return
         with self._lock:
             edits = self._draft.edits_from(self._applied)
             if not edits or not self._draft.ok:
@@ -288,18 +309,35 @@ class ConfigPanel(Panel):
             f"{chip('applied', 'ok')} {escape(done.change_class)}, config_epoch {done.epoch}, {number(done.took_ms)} ms"
         )
 
+    def _load_model(self) -> None:
+        """Loads a model that is not loaded, with the file as it stands."""
+        with self._lock:
+            model = self.model
+            self._result.value = chip(f"loading {model} …", "busy")
+
+            def done(_: None) -> None:
+                self._load_view()
+                self._result.value = chip("loaded", "ok")
+
+            self._command(f"load {model}", lambda: self.server.load(model), done, self._failed)
+
     def save(self) -> None:
         """Shows what would be written; called again, writes it."""
         with self._lock:
-            if self._view is None or not self._view.dirty:
+            if self._view is None or self._save.disabled:
                 return
             if not self._confirm_save:
                 self._confirm_save = True
                 self._buttons()
                 self._show_plan(None)
                 return
-            model = self.model
+            model, text = self.model, self.text
             self._result.value = chip("saving …", "busy")
+            if self._file_only:
+                self._command(
+                    f"save {model}", lambda: write_file(self.server, model, text), self._wrote_file, self._failed
+                )
+                return
             self._command(
                 f"save {model}",
                 lambda: (self.server.save(model), self.server.config(model)),
@@ -311,6 +349,11 @@ class ConfigPanel(Panel):
         saved, view = result
         self._take(view, into_editor=False)
         self._result.value = f"{chip('saved', 'ok')} <span class='wb-mono'>{escape(saved.path)}</span>"
+
+    def _wrote_file(self, path: Any) -> None:
+        self._load_view()
+        text = "Press Load to load the model with it." if self._file_only and self._draft.ok else ""
+        self._result.value = f"{chip('saved', 'ok')} <span class='wb-mono'>{escape(path)}</span> {escape(text)}"
 
     def revert(self) -> None:
         """Goes back to the file: in the running model where it was edited, and in the editor."""
@@ -346,7 +389,13 @@ class ConfigPanel(Panel):
         """Takes over what somebody else applied, saved or reverted; a draft that is being edited stays."""
         view = self._view
         row = next((row for row in snapshot.models if row.name == self.model), None)
-        if view is None or row is None or (row.epoch, row.dirty) == (view.epoch, view.dirty) or self._checking:
+        if view is None or row is None or self._checking:
+            return
+        if self._file_only:
+            if row.ready:
+                self._load_view()  # somebody has loaded it
+            return
+        if (row.epoch, row.dirty) == (view.epoch, view.dirty):
             return
         untouched = self.text == view.text
         self._checking = True
@@ -366,11 +415,16 @@ class ConfigPanel(Panel):
         view = self._view
         if view is None:
             return stale_badge(snapshot)
+        if self._file_only:
+            return (
+                f'<div class="wb-head" style="{HEAD_STYLE}">{chip("not loaded: the file is shown", "warn")}'
+                f"{stale_badge(snapshot)}</div>"
+            )
         state = chip("applied, not saved", "warn") if view.dirty else chip("as saved", "ok")
         draft = chip("draft", "busy") if self._changed() else ""
         locked = "" if view.editable else chip("read only", "off")
         return (
-            f'<div class="wb-head" style="padding-left:12px;line-height:28px"><span class="wb-muted">config_epoch '
+            f'<div class="wb-head" style="{HEAD_STYLE}"><span class="wb-muted">config_epoch '
             f"{view.epoch}</span>{state}{draft}{locked}{stale_badge(snapshot)}</div>"
         )
 
@@ -383,15 +437,7 @@ class ConfigPanel(Panel):
         return repr(self._view) if self._view is not None else f"{self.model}: no configuration"
 
 
-class ConfigDocumentText:
-    """A text that need not parse, for a difference."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def diff(self, other: str) -> str:
-        """A unified diff to another text."""
-        import difflib
-
-        lines = difflib.unified_diff(self._text.splitlines(), other.splitlines(), "saved", "applied", lineterm="")
-        return "\n".join(lines)
+def text_diff(before: str, after: str) -> str:
+    """A unified diff of two texts, which need not parse."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "saved", "applied", lineterm="")
+    return "\n".join(lines)

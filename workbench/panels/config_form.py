@@ -55,7 +55,8 @@ class ConfigForm:
         for field in FIELDS:
             self.widgets[field.path].observe(lambda change, f=field: self._changed(f, change["new"]), "value")
         self.box = W.VBox(
-            [self.widgets[field.path] for field in FIELDS], layout=W.Layout(width="346px", flex="0 0 auto")
+            [_line(field, self.widgets[field.path]) for field in FIELDS],
+            layout=W.Layout(width="346px", flex="0 0 auto"),
         )
 
     def show(self, document: ConfigDocument | None, effective: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
@@ -14,7 +15,11 @@ from workbench.panels.base import Panel, stale_badge
 from workbench.panels.hints import Observed, hints
 from workbench.panels.html import bullet_list, chip, escape, number
 from workbench.panels.views import (
+    NOTHING,
+    WINDOW_S,
+    Floats,
     breakdown_over_time,
+    chosen_model,
     flat_histogram,
     histogram_info,
     history_of,
@@ -35,8 +40,8 @@ class LivePanel(Panel):
 
     def __init__(self, server: Server, *, model: str | None = None) -> None:
         super().__init__(server)
-        names = server.session.snapshot().models.names
-        self._model = W.Dropdown(options=names, value=model or (names[0] if names else None), description="model")
+        names, model = chosen_model(server.session.snapshot(), model)
+        self._model = W.Dropdown(options=names, value=model, description="model")
         self._model.layout.width = "260px"
         self._model.style.description_width = "48px"
         self._known: tuple[tuple[str, int, str], dict[str, Any]] | None = None
@@ -125,9 +130,16 @@ def observe(snapshot: SessionSnapshot, model: str, config: dict[str, Any]) -> Ob
         queue_ms=recent(columns, "queue_ms", 10.0),
         compute_ms=compute,
         failed_s=window.failed_s if window is not None else 0.0,
-        max_in_flight=window.max_in_flight if window is not None and window.requests else -1,
+        max_in_flight=_most_in_flight(columns),
         config=config,
     )
+
+
+def _most_in_flight(columns: Mapping[str, Floats], seconds: float = WINDOW_S) -> int:
+    """The greatest number of requests that were in the server at once; -1 where that is not known."""
+    values = columns.get("max_in_flight", NOTHING)[-len(columns["t_s"]) :]
+    shown = values[columns["t_s"] >= -seconds] if len(values) else values
+    return int(shown.max()) if len(shown) and shown.max() > 0 else -1
 
 
 def live_head(snapshot: SessionSnapshot, model: str) -> str:

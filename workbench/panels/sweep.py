@@ -24,7 +24,7 @@ from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.html import chip, escape, number, table
 from workbench.panels.live import halves
 from workbench.panels.sweep_form import Plan, SweepForm, settings_label
-from workbench.panels.views import flat_histogram
+from workbench.panels.views import chosen_model, flat_histogram
 from workbench.tuning import Choice, advise_batching, choose
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ class SweepPanel(Panel):
         store: str | None = "runs",
     ) -> None:
         super().__init__(server)
-        names = server.session.snapshot().models.names
+        names, model = chosen_model(server.session.snapshot(), model)
         self._store = store
         self._job: SweepJob | None = None
         self._stop_event = threading.Event()
         self._choice: Choice | None = None
         self._ended = True
-        self._form = SweepForm(names, model or (names[0] if names else None), self._form_changed)
+        self._form = SweepForm(names, model, self._form_changed)
         if goal_p99_ms is not None:
             self._form.goal.value = goal_p99_ms
         self._run = W.Button(

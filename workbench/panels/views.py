@@ -20,6 +20,16 @@ WINDOW_S = 60.0
 NOTHING: Floats = np.empty(0)
 
 
+def chosen_model(snapshot: SessionSnapshot, wanted: str | None) -> tuple[list[str], str | None]:
+    """The names to choose from, and the one to begin with: the one wanted, else the first that serves."""
+    names = snapshot.models.names
+    if wanted is not None:
+        return (names if wanted in names else [*names, wanted]), wanted
+    ready = [row.name for row in snapshot.models if row.ready]
+    first = next(iter(ready or names), None)
+    return names, first
+
+
 def history_of(snapshot: SessionSnapshot | None, model: str) -> Mapping[str, Floats]:
     """A model's columns over the last minutes; empty ones where it was never seen."""
     known = snapshot.history.get(model) if snapshot is not None else None

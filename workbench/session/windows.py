@@ -23,6 +23,7 @@ COLUMNS = (
     "failed_s",
     "p50_ms",
     "p99_ms",
+    "max_in_flight",
 )
 
 
