@@ -105,7 +105,7 @@ class SessionTarget:
         if self._file_holds(model, original.text):
             self._server.revert(model)  # comments and all
             now = self._server.config(model)
-        edits = edits_between(*(ConfigDocument.parse(view.text.encode()) for view in (now, original)))
+        edits = edits_between(*(ConfigDocument.parse(view.text.encode()).message for view in (now, original)))
         if edits:
             self._server.configure(model, *edits)
 
