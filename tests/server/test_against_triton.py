@@ -1,9 +1,9 @@
 """The same requests to a real Triton (2.51) and to the server: same status, same body.
 
 Texts out of Triton's JSON parser are exempt. Known differences, and so not in the table: what later sources check and
-2.51 does not (a header length that is no number, ``ready`` and ``unload_dependents`` that are no booleans, path traversal
-in a model's name); broken gzip (an error here, an empty body there); percent-encoded names (decoded here); shapes of
-terabytes and classes of strings (an error here, the end of the process there).
+2.51 does not (a header length that is no number, ``ready`` and ``unload_dependents`` that are no booleans, path
+traversal in a model's name); broken gzip (an error here, an empty body there); percent-encoded names (decoded here);
+shapes of terabytes and classes of strings (an error here, the end of the process there).
 """
 
 from __future__ import annotations

@@ -189,6 +189,12 @@ def test_an_offer_to_upgrade_is_ignored(running: Running) -> None:
         assert read_answer(stream)[2] == b"GET /next "
 
 
+def test_an_absolute_target(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"GET http://localhost:1/a/b?c=d HTTP/1.1\r\nHost: localhost:1\r\n\r\n")
+        assert read_answer(stream)[2] == b"GET /a/b "
+
+
 def test_head_has_no_body(running: Running) -> None:
     with running.connect() as client, client.makefile("rb") as stream:
         client.sendall(b"HEAD /h HTTP/1.1\r\nHost: h\r\n\r\nGET /g HTTP/1.1\r\nHost: h\r\n\r\n")

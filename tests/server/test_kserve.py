@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
+import threading
+import urllib.parse
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -427,6 +430,40 @@ def test_a_web_page_cannot_drive_the_server(server: RunningServer, http: Http) -
         assert answer.status == 403
     for headers in ({"Origin": "http://localhost:8888"}, {"Host": "localhost:1"}, {"Host": "[::1]:1"}):
         assert http(server, "GET", "/v2", None, headers).status == 200
+
+
+def test_a_client_that_goes_away_cancels_what_waits(tmp_path: Path, write: Any, start: Any) -> None:
+    delay = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000 }"
+    write(tmp_path, "patient", "FP32", [4], delay)
+    with start(tmp_path) as server:
+        body = json.dumps(echo()).encode()
+        client = socket.create_connection(("127.0.0.1", int(server.http_url.rpartition(":")[2])), timeout=10)
+        client.sendall(b"POST /v2/models/patient/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: server.engine.snapshot().version("patient").pending == 1)
+        client.close()
+        until(lambda: server.engine.snapshot().version("patient").failures["CANCELED"] == 1)
+        assert server.engine.snapshot().version("patient").pending == 0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not happen within 5 s")
+
+
+def test_names_with_odd_characters(tmp_path: Path, write: Any, start: Any, http: Http) -> None:
+    names = ["with space", "模型", "a:b", "100%"]
+    for name in names:
+        write(tmp_path, name, "FP32", [4])
+    with start(tmp_path) as server:
+        for name in names:
+            url = f"/v2/models/{urllib.parse.quote(name, safe='')}"
+            assert http(server, "GET", f"{url}/ready").status == 200
+            assert http(server, "GET", url).json["name"] == name
+            assert http(server, "POST", f"{url}/infer", echo()).json["model_name"] == name
+            assert http(server, "POST", f"/v2/repository/models/{urllib.parse.quote(name)}/load").status == 200
 
 
 def test_requested_outputs_as_the_client_lists_them(server: RunningServer, http: Http) -> None:

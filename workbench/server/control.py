@@ -136,9 +136,15 @@ class ControlPlane:
     def _records(self, exchange: Exchange) -> None:
         from workbench.records import encode_columns
 
-        columns = self.engine.records.read(_after(exchange))
-        head, buffers = encode_columns(columns)
-        exchange.respond(200, [head, *buffers], "application/octet-stream", ((HEADER_LENGTH, str(len(head))),))
+        after, records = _after(exchange), self.engine.records
+
+        def send(encoded: tuple[bytes, list[bytes]]) -> None:
+            head, buffers = encoded
+            exchange.respond(200, [head, *buffers], "application/octet-stream", ((HEADER_LENGTH, str(len(head))),))
+
+        # tens of thousands of rows take long enough to be felt by requests
+        assert self.api is not None
+        self.api.infer.off_loop(exchange, lambda: encode_columns(records.read(after)), send)
 
     def _events(self, exchange: Exchange) -> None:
         after, log = _after(exchange), self.engine.events

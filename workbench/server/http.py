@@ -339,6 +339,8 @@ class HttpConnection(asyncio.Protocol):
         exchange.method = parser.get_method()
         exchange.keep_alive = parser.should_keep_alive()
         exchange.old = parser.get_http_version() == "1.0"
+        if exchange.path[:7].lower() == b"http://":  # as a proxy would have it
+            exchange.path = b"/" + exchange.path[7:].partition(b"/")[2]
         path, mark, query = exchange.path.partition(b"?")
         if mark:
             exchange.path, exchange.query = path, query

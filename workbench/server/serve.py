@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from workbench import __version__
+from workbench import __version__, telemetry
 from workbench.clock import utc_now_iso
 from workbench.errors import NotReady
 from workbench.server import runtime
@@ -62,6 +62,7 @@ class RunningServer:
         Raises:
             NotReady: a port cannot be had.
         """
+        telemetry.sample()  # finds the GPU library, and begins the span that the first shares are over
         try:
             self._call(self._listen(), _LISTEN_TIMEOUT_S)
         except BaseException:
