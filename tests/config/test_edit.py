@@ -128,6 +128,13 @@ parameters {
     )
 
 
+def test_blocks_keep_their_distance() -> None:
+    spaced = "name: 'm'\n\ninput [\n  { name: 'A' }\n]\n\n# what comes out\noutput [\n  { name: 'B' }\n]\n"
+    assert edited(spaced, "dynamic_batching.priority_levels=2", "max_batch_size=4") == (
+        spaced.replace("'m'\n", "'m'\nmax_batch_size: 4\n") + "\ndynamic_batching {\n  priority_levels: 2\n}\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("before", "edit", "after"),
     [

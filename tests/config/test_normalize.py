@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -49,6 +50,26 @@ def test_a_plain_python_model_becomes_what_triton_answers() -> None:
     assert written["optimization"]["output_pinned_memory"] == {"enable": True}
     (group,) = written["instance_group"]
     assert (group["name"], group["kind"], group["count"], group["gpus"]) == ("n_plain", "KIND_CPU", 1, [])
+
+
+ANSWER = (
+    '{"name":"a_dyn","platform":"","backend":"python","runtime":"","version_policy":{"latest":{"num_versions":1}},'
+    '"max_batch_size":4,"input":[{"name":"A","data_type":"TYPE_FP32","format":"FORMAT_NONE","dims":[1],'
+    '"is_shape_tensor":false,"allow_ragged_batch":false,"optional":false,"is_non_linear_format_io":false}],"output":['
+    '{"name":"B","data_type":"TYPE_FP32","dims":[1],"label_filename":"","is_shape_tensor":false,'
+    '"is_non_linear_format_io":false}],"batch_input":[],"batch_output":[],"optimization":{"priority":"PRIORITY_DEFAULT",'
+    '"input_pinned_memory":{"enable":true},"output_pinned_memory":{"enable":true},"gather_kernel_buffer_threshold":0,'
+    '"eager_batching":false},"dynamic_batching":{"preferred_batch_size":[4],"max_queue_delay_microseconds":0,'
+    '"preserve_ordering":false,"priority_levels":0,"default_priority_level":0,"priority_queue_policy":{}},'
+    '"instance_group":[{"name":"a_dyn","kind":"KIND_CPU","count":1,"gpus":[],"secondary_devices":[],"profile":[],'
+    '"passive":false,"host_policy":""}],"default_model_filename":"model.py","cc_model_filenames":{},"metric_tags":{},'
+    '"parameters":{},"model_warmup":[]}'
+)
+
+
+def test_the_config_endpoint_is_tritons_to_the_letter() -> None:
+    text = f'backend: "python" max_batch_size: 4 dynamic_batching {{}} {IO}'
+    assert json.dumps(to_json(prepared(text, "a_dyn")), separators=(",", ":")) == ANSWER
 
 
 def test_preferred_sizes_and_idle_time() -> None:
