@@ -67,6 +67,8 @@ class Load:
 
         def arrive() -> None:
             nonlocal due
+            if not self.running:
+                return
             text = TEXTS[self.sent % len(TEXTS)].encode()
             self.sent += 1
             data = np.array([[text]], dtype=object)
@@ -76,8 +78,7 @@ class Load:
             except WorkbenchError as error:
                 self.failed.append(error)
             due += int(chance.expovariate(self.rate) * 1e9)
-            if self.running:
-                timers.call_at(due, arrive)
+            timers.call_at(due, arrive)
 
         self.engine.loop.call_soon_threadsafe(arrive)
 
@@ -89,7 +90,7 @@ class Load:
         self.wrong += int(response.as_numpy("LENGTH")[0, 0]) != length
 
     def stop(self) -> None:
-        self.running = False
+        self.engine._core.inbox.call(lambda: setattr(self, "running", False))
         wait_until(lambda: self.answered + len(self.failed) == self.sent)
 
 
@@ -129,7 +130,7 @@ def test_delay_edit_and_reload_under_load(engine: InferenceEngine, tmp_path: Pat
     assert engine.statistics("texts")["model_stats"][0]["inference_count"] < load.answered - 50, "it was not reloaded"
     wait_until(lambda: load.answered > before + 30)
     load.stop()
-    assert load.failed == []
+    assert load.failed == [], [event.text for event in engine.events.after()]
     assert load.wrong == 0
     rows = engine.records.read().requests
     assert (rows["status"] == "ok").sum() == load.sent == load.answered
