@@ -27,8 +27,6 @@ CODES: tuple[Code, ...] = (
 """By TRITONSERVER_Error_Code."""
 NUMBERS = {code: number for number, code in enumerate(CODES)}
 
-_NO_FIELDS = ("", 0, 0, 0, "", None)
-
 
 def parameters_json(parameters: Mapping[str, Parameter]) -> str:
     """A request's parameters as a model sees them: compact JSON, "" for none."""
@@ -36,17 +34,21 @@ def parameters_json(parameters: Mapping[str, Parameter]) -> str:
     return json.dumps(kept, separators=(",", ":")) if kept else ""
 
 
-def request_fields(request: InferenceRequest) -> tuple[Any, ...]:
-    """What a model's ``InferenceRequest.received`` takes: id, correlation id, flags, timeout, parameters, outputs."""
+def request_fields(request: InferenceRequest) -> tuple[Any, ...] | None:
+    """What a model's ``InferenceRequest.received`` takes: id, correlation id, flags, timeout, parameters, outputs.
+
+    None where none of them is set.
+    """
+    if not (request.id or request.parameters or request.outputs or request.timeout or request.sequence_id):
+        return None
     parameters = parameters_json(request.parameters) if request.parameters else ""
     flags = int(request.sequence_start) | int(request.sequence_end) << 1
     outputs = tuple([output.name for output in request.outputs]) if request.outputs else None
-    fields = (request.id, request.sequence_id, flags, request.timeout, parameters, outputs)
-    return _NO_FIELDS if fields == _NO_FIELDS else fields
+    return request.id, request.sequence_id, flags, request.timeout, parameters, outputs
 
 
 def pack_requests(requests: Any, packer: wire.Packer) -> tuple[Any, ...]:
-    """A batch as the head of an EXECUTE frame."""
+    """A batch as it stands in the head of an EXECUTE frame: (fields, numbers of the tensors' descriptions) each."""
     add = packer.add
     return tuple(
         [
@@ -56,10 +58,11 @@ def pack_requests(requests: Any, packer: wire.Packer) -> tuple[Any, ...]:
     )
 
 
-def unpack_tensors(entries: Any, buffer: Any, offset: int) -> tuple[list[Tensor], int]:
-    """The tensors of a head, from ``offset`` of the payload, and where the next ones start."""
+def unpack_tensors(kinds: Any, numbers: Any, buffer: Any, offset: int) -> tuple[list[Tensor], int]:
+    """The tensors of these descriptions, from ``offset`` of the payload, and where the next ones start."""
     tensors = []
-    for name, datatype, shape, size in entries:
+    for number in numbers:
+        name, datatype, shape, size = kinds[number]
         tensors.append(Tensor(name, datatype, shape, wire.unpack(datatype, shape, buffer, offset, size)))
         offset += size + (-size % wire.ALIGN)
     return tensors, offset
@@ -109,10 +112,10 @@ def nested_error_text(model: str, error: WorkbenchError) -> str:
 
 
 def answer_head(model: str, response: InferenceResponse, packer: wire.Packer) -> tuple[Any, ...]:
-    """A nested request's response as the rest of an ANSWER head: final, code, text, parameters, tensors."""
+    """A nested request's response as the rest of an ANSWER head: final, code, text, parameters, tensors, kinds."""
     if response.error is not None:
         # Triton hands every error of a nested request on as INTERNAL
-        return response.final, NUMBERS[Code.INTERNAL], nested_error_text(model, response.error), "", None
+        return response.final, NUMBERS[Code.INTERNAL], nested_error_text(model, response.error), "", None, ()
     tensors = tuple([packer.add(t.name, t.datatype, t.data) for t in response.outputs])
     parameters = json.dumps(dict(response.parameters)) if response.parameters else ""
-    return response.final, -1, "", parameters, tensors
+    return response.final, -1, "", parameters, tensors, packer.kinds

@@ -176,7 +176,7 @@ class ProcessInstance:
         head = pack_requests(execution.requests, packer)
         self._next += 1
         self._flights[self._next] = Flight(execution, set(range(len(head))))
-        self._channel.send(wire.EXECUTE, (self._next, head), packer)
+        self._channel.send(wire.EXECUTE, (self._next, head, packer.kinds), packer)
 
     def _frame(self, frame: wire.Frame) -> None:
         if frame.kind == wire.RESPONSES:
@@ -194,24 +194,31 @@ class ProcessInstance:
             raise wire.ProtocolError(f"a frame of unknown kind {frame.kind}")
 
     def _responses(self, frame: wire.Frame) -> None:
-        number, last, input_end, output_start, error, entries = frame.head
+        number, last, input_end, output_start, error, entries, kinds = frame.head
         flight = self._flights[number]
         execution = flight.execution
         buffer = self._channel.payload(frame) if frame.slab_id and self._channel is not None else frame.payload
         name, version = self._context.name, self._context.version
         offset = 0
-        for index, final, code, message, parameters, described in entries:
-            response = InferenceResponse(name, version, execution.requests[index].id, final=final)
-            if code >= 0:
-                response.error = model_error(code, message)
-            elif described is not None:
-                response.outputs, offset = unpack_tensors(described, buffer, offset)
-                if parameters:
-                    response.parameters = parse_parameters(parameters)
-            if index in flight.open:
-                if final:
-                    flight.open.discard(index)
-                execution.respond(index, response)
+        requests, respond, still_open = execution.requests, execution.respond, flight.open
+        for entry in entries:
+            index = entry[0]
+            if len(entry) == 2:
+                outputs, offset = unpack_tensors(kinds, entry[1], buffer, offset)
+                response = InferenceResponse(name, version, requests[index].id, outputs)
+            else:
+                _, final, code, message, parameters, numbers = entry
+                response = InferenceResponse(name, version, requests[index].id, final=final)
+                if code >= 0:
+                    response.error = model_error(code, message)
+                elif numbers is not None:
+                    response.outputs, offset = unpack_tensors(kinds, numbers, buffer, offset)
+                    if parameters:
+                        response.parameters = parse_parameters(parameters)
+            if index in still_open:
+                if response.final:
+                    still_open.discard(index)
+                respond(index, response)
         if last:
             now = self._host.clock()
             execution.input_end = min(max(input_end, execution.compute_start), now)
@@ -240,9 +247,9 @@ class ProcessInstance:
             self._infer(number, arguments, frame)
 
     def _infer(self, number: int, arguments: Any, frame: wire.Frame) -> None:
-        head, described = arguments
+        head, numbers, kinds = arguments
         buffer = self._channel.payload(frame) if self._channel is not None else frame.payload
-        tensors, _ = unpack_tensors(described, buffer, 0)
+        tensors, _ = unpack_tensors(kinds, numbers, buffer, 0)
         parents = next(iter(self._flights.values())).execution.seqs if len(self._flights) == 1 else ()
         request = nested_request(head, tensors, parents[0] if parents else -1)
         channel = self._channel

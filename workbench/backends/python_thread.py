@@ -162,28 +162,8 @@ class ThreadInstance:
 
     def execute(self, execution: Execution) -> None:
         """Runs a batch; returns when every request is answered (decoupled: when the model's execute has returned)."""
-        left = threading.Event()
-        failed: list[str] = []
-        name, version = self._context.name, self._context.version
-
-        def emit(index: int, response: InferenceResponse | None, final: bool) -> None:
-            answer = ProtocolResponse(name, version, execution.requests[index].id, final=final)
-            if response is not None:
-                error = response._error
-                if error is not None:
-                    answer.error = model_error(int(error.code()), error.message())
-                else:
-                    answer.outputs = [_to_protocol(tensor) for tensor in response._tensors]
-                    if response._parameters:
-                        answer.parameters = parse_parameters(response._parameters)
-            execution.respond(index, answer)
-
-        def leave(_: Batch, error: str) -> None:
-            if error:
-                failed.append(error)
-            left.set()
-
-        batch = Batch(len(execution.requests), emit, leave, execution.is_cancelled)
+        sink = _Sink(self._context.name, self._context.version, execution)
+        batch = Batch(len(execution.requests), sink, execution.is_cancelled)
         received, wrap, identity = self._bound.received, ModelTensor.wrap, self._runner.identity
         requests = [
             received(
@@ -197,11 +177,11 @@ class ThreadInstance:
         self._runtime.parent_seq = execution.seqs[0] if execution.seqs else -1
         self._runner.execute(requests, batch)
         del requests
-        left.wait()
+        sink.left.wait()
         execution.input_end = max(batch.input_end, execution.compute_start)
         execution.output_start = max(batch.output_start, execution.input_end)
-        if failed:
-            raise BackendError(failed[0], where=self._runner.instance)
+        if sink.error:
+            raise BackendError(sink.error, where=self._runner.instance)
 
     def close(self) -> None:
         """Calls the model's ``finalize`` and takes its modules away."""
@@ -210,6 +190,38 @@ class ThreadInstance:
             self._runtime.log("error", f"finalize of '{self._runner.instance}' failed: {text}")
         self._runtime.close()
         self._space.close()
+
+
+class _Sink:
+    """Passes a model's answers on to the engine."""
+
+    def __init__(self, name: str, version: int, execution: Execution) -> None:
+        self.left = threading.Event()
+        self.error = ""
+        self._name = name
+        self._version = version
+        self._execution = execution
+
+    def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
+        execution = self._execution
+        answer = ProtocolResponse(self._name, self._version, execution.requests[index].id, final=final)
+        if response is not None:
+            error = response._error
+            if error is not None:
+                answer.error = model_error(int(error.code()), error.message())
+            else:
+                answer.outputs = [_to_protocol(tensor) for tensor in response._tensors]
+                if response._parameters:
+                    answer.parameters = parse_parameters(response._parameters)
+        execution.respond(index, answer)
+
+    def emit_all(self, responses: list[InferenceResponse]) -> None:
+        for index, response in enumerate(responses):
+            self.emit(index, response, True)
+
+    def leave(self, batch: Batch, error: str) -> None:
+        self.error = error
+        self.left.set()
 
 
 class ModelSpace(importlib.abc.MetaPathFinder):

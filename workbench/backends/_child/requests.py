@@ -57,38 +57,44 @@ class PreferredMemory:
         self._device = preferred_device_id
 
 
-class Batch:
-    """One batch in a model: who has been answered, and where answers go.
+class Sink(Protocol):
+    """Where the answers of a batch go. Thread-safe."""
 
-    ``emit(index, response, final)`` passes an answer on at once; ``leave(batch, error)`` is called once, when
-    ``execute`` has returned and (unless decoupled) every request is answered. Thread-safe.
-    """
+    def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
+        """Passes an answer on; None is a final flag without a response."""
+
+    def emit_all(self, responses: list[InferenceResponse]) -> None:
+        """Passes the final answers of all requests on, in their order; ``leave`` follows."""
+
+    def leave(self, batch: Batch, error: str) -> None:
+        """Called once: ``execute`` has returned and (unless decoupled) every request is answered."""
+
+
+class Batch:
+    """One batch in a model: who has been answered, and where answers go. Thread-safe."""
 
     __slots__ = (
         "cancelled",
         "decoupled",
-        "emit",
         "error",
         "input_end",
         "instance",
-        "leave",
         "left",
         "lock",
         "model",
         "open",
         "output_start",
         "returned",
+        "sink",
     )
 
     def __init__(
         self,
         size: int,
-        emit: Callable[[int, InferenceResponse | None, bool], None],
-        leave: Callable[[Batch, str], None],
+        sink: Sink,
         cancelled: Callable[[int], bool],
     ) -> None:
-        self.emit = emit
-        self.leave = leave
+        self.sink = sink
         self.cancelled = cancelled
         self.lock = threading.Lock()
         self.open = size
@@ -99,6 +105,14 @@ class Batch:
         self.model = self.instance = ""
         self.input_end = self.output_start = 0
 
+    def answer_all(self, replies: list[Reply], responses: list[InferenceResponse]) -> None:
+        """The list that ``execute`` returned, where no response sender was taken."""
+        self.sink.emit_all(responses)
+        for reply in replies:
+            reply.closed = True
+        with self.lock:
+            self.open = 0
+
     def closed_one(self) -> None:
         """A request has had its last response."""
         with self.lock:
@@ -106,7 +120,7 @@ class Batch:
             last = self.returned and not self.open and not self.decoupled and not self.left
             self.left = self.left or last
         if last:
-            self.leave(self, self.error)
+            self.sink.leave(self, self.error)
 
     def end(self, error: str) -> None:
         """``execute`` has returned, or raised."""
@@ -116,7 +130,7 @@ class Batch:
             last = not self.left and (not self.open or self.decoupled or bool(error))
             self.left = self.left or last
         if last:
-            self.leave(self, error)
+            self.sink.leave(self, error)
 
 
 class Reply:
@@ -162,7 +176,7 @@ class Reply:
                 response, self.held = response or self.held, None
                 final = True
             self.closed = final
-        batch.emit(self.index, response, final)
+        batch.sink.emit(self.index, response, final)
         if final:
             batch.closed_one()
 
@@ -182,7 +196,7 @@ class Reply:
             "dropped without a response with the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL"
         )
         self.closed = True
-        self.batch.emit(self.index, InferenceResponse(error=TritonError(text)), True)
+        self.batch.sink.emit(self.index, InferenceResponse(error=TritonError(text)), True)
         self.batch.closed_one()
 
 
@@ -225,9 +239,10 @@ class InferenceResponseSender:
 def prune(response: Any, outputs: Any) -> Any:
     """Leaves out the output tensors that were not asked for."""
     if response is not None and outputs is not None and response._error is None:
-        tensors = response._tensors
-        if any(tensor._name not in outputs for tensor in tensors):
-            response._tensors = [tensor for tensor in tensors if tensor._name in outputs]
+        for tensor in response._tensors:
+            if tensor._name not in outputs:
+                response._tensors = [tensor for tensor in response._tensors if tensor._name in outputs]
+                break
     return response
 
 
@@ -297,12 +312,21 @@ class InferenceRequest:
 
     @classmethod
     def received(cls, fields: Any, inputs: list[Tensor], reply: Reply, model: Any) -> InferenceRequest:
-        """A request that came from the server: ``fields`` (id, correlation id, flags, timeout, parameters, outputs)."""
+        """A request that came from the server.
+
+        ``fields``: id, correlation id, flags, timeout, parameters, outputs; None where none of them is set.
+        """
         request = object.__new__(cls)
-        request._id, request._correlation_id, request._flags, request._timeout, request._parameters, outputs = fields
+        request._model_name, request._model_version, request._outputs = model
+        if fields is None:
+            request._id = request._parameters = ""
+            request._correlation_id = request._flags = request._timeout = 0
+        else:
+            request._id, request._correlation_id, request._flags, request._timeout, parameters, outputs = fields
+            request._parameters = parameters
+            if outputs:
+                request._outputs = outputs
         request._inputs = inputs
-        request._model_name, request._model_version, all_outputs = model
-        request._outputs = outputs or all_outputs
         request._preferred_memory = request._trace = None
         request._release_flags = 0
         request._reply = reply

@@ -171,6 +171,8 @@ class Runner:
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(result)}\n"
             )
         for request, response in zip(requests, result):  # noqa: B905 - Python 3.9
+            if type(response) is InferenceResponse:
+                continue
             if response is None:
                 self._check_silent([request._reply])
             elif not isinstance(response, InferenceResponse):
@@ -178,6 +180,11 @@ class Runner:
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
                     f"'{type(response)}'."
                 )
+        batch: Batch = requests[0]._reply.batch
+        if None not in result and not any(reply.senders for reply in replies):
+            answers = [prune(answer, request._outputs) for request, answer in zip(requests, result)]  # noqa: B905
+            batch.answer_all(replies, answers)
+            return
         for request, response in zip(requests, result):  # noqa: B905
             if response is None:
                 continue

@@ -30,7 +30,7 @@ class Responder:
         self._packer = wire.Packer()
         self._at_once = False
         self.number = number
-        self.batch = Batch(size, self.emit, self.leave, lambda index: channel.is_cancelled(number, index))
+        self.batch = Batch(size, self, lambda index: channel.is_cancelled(number, index))
 
     def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
         """One answer of the model."""
@@ -40,19 +40,28 @@ class Responder:
             return
         packer = wire.Packer()
         only = (entry(index, response, final, packer),)
-        self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only), packer)
+        self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only, packer.kinds), packer)
+
+    def emit_all(self, responses: list[InferenceResponse]) -> None:
+        """The answers of all requests, in their order, at the end of the batch."""
+        packer = self._packer
+        self._entries = [entry(index, response, True, packer) for index, response in enumerate(responses)]
 
     def leave(self, batch: Batch, error: str) -> None:
         """The batch has been executed."""
         self._at_once = True
         with self._lock:
             entries, packer = self._entries, self._packer
-        head = (self.number, True, batch.input_end, batch.output_start, error, tuple(entries))
+        head = (self.number, True, batch.input_end, batch.output_start, error, tuple(entries), packer.kinds)
         self._channel.send(wire.RESPONSES, head, packer)
 
 
 def entry(index: int, response: InferenceResponse | None, final: bool, packer: wire.Packer) -> tuple[Any, ...]:
-    """A response as it stands in a head: (index, final, error code or -1, error text, parameters, tensors or None)."""
+    """A response as it stands in a head.
+
+    (index, final, error code or -1, error text, parameters, tensors or None), or for the most frequent one, the final
+    response without parameters, (index, tensors).
+    """
     if response is None:
         return index, final, -1, "", "", None
     if response._error is not None:
@@ -64,6 +73,8 @@ def entry(index: int, response: InferenceResponse | None, final: bool, packer: w
         del packer.parts[mark[0] :]
         packer.size = mark[1]
         raise
+    if final and not response._parameters:
+        return index, tensors
     return index, final, -1, "", response._parameters, tensors
 
 
@@ -96,19 +107,20 @@ def serve(fd: int) -> int:
             if text:
                 channel.log("error", f"finalize of '{runner.instance}' failed: {text}")
             _leave()
-        number, packed = frame.head
+        number, packed, kinds = frame.head
         responder = Responder(channel, number, len(packed))
-        requests = _requests(bound, packed, channel.payload(frame), responder.batch, runner.identity)
+        requests = _requests(bound, (packed, kinds, channel.payload(frame)), responder.batch, runner.identity)
         frame = packed = None  # type: ignore[assignment]
         runner.execute(requests, responder.batch)
         requests = responder = None  # type: ignore[assignment]
 
 
-def _requests(bound: Any, packed: Any, buffer: Any, batch: Batch, identity: Any) -> list[Any]:
+def _requests(bound: Any, message: Any, batch: Batch, identity: Any) -> list[Any]:
+    packed, kinds, buffer = message
     requests = []
     offset = 0
-    for index, (fields, entries) in enumerate(packed):
-        inputs, offset = received(entries, buffer, offset)
+    for index, (fields, numbers) in enumerate(packed):
+        inputs, offset = received(kinds, numbers, buffer, offset)
         requests.append(bound.received(fields, inputs, Reply(batch, index), identity))
     return requests
 
