@@ -70,6 +70,18 @@ class Finding:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class LintContext:
+    """What the file is judged for: the Triton release, and where known the directory's name, the machine's CPU cores,
+    its GPUs and the files in the first version directory (None: not known)."""
+
+    triton_release: str = "25.03"
+    directory_name: str | None = None
+    cores: int | None = None
+    gpus: tuple[int, ...] | None = None
+    files: tuple[str, ...] | None = None
+
+
 class Report:
     """Collects the findings of one file."""
 

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from workbench.config.document import ConfigDocument
-from workbench.config.findings import Finding, Fix, Report, apply_fixes
+from workbench.config.findings import Finding, Fix, LintContext, Report, apply_fixes
 from workbench.config.lint_message import lint_message
 from workbench.config.lint_syntax import lint_syntax
 from workbench.config.normalization import complete_backend, normalize
 from workbench.config.path import Edit
+from workbench.config.problem import Problem
 from workbench.config.schema import Message
 from workbench.config.syntax import MessageNode, ScalarNode, walk
-from workbench.config.validation import Problem, problems
+from workbench.config.validation import problems
 from workbench.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class LintContext:
-    """What the file is judged for: the Triton release, and where known the directory's name, the machine's CPU cores,
-    its GPUs and the files in the first version directory (None: not known)."""
-
-    triton_release: str = "25.03"
-    directory_name: str | None = None
-    cores: int | None = None
-    gpus: tuple[int, ...] | None = None
-    files: tuple[str, ...] | None = None
 
 
 def lint_config(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from dataclasses import dataclass
 
+from workbench.config.convert import from_json, to_text
 from workbench.config.findings import Finding, Fix, Report
 from workbench.config.path import Edit
 from workbench.config.schema import EnumType, types
@@ -302,8 +304,6 @@ _YAML_LINE = re.compile(r"^(?P<indent> *)(?P<dash>(?:- +)?)(?P<key>[A-Za-z_][A-Z
 
 def _from_yaml(data: bytes) -> bytes | None:
     """A config.pbtxt from simple YAML (maps, lists of maps, scalars); None where it is anything else."""
-    from workbench.config.convert import from_json, to_text
-
     try:
         tree = _yaml_tree([line for line in data.decode().splitlines() if line.strip() and line.strip()[0] != "#"])
         return to_text(from_json(tree)).encode()
@@ -350,8 +350,6 @@ def _yaml_map(rows: list[tuple[int, bool, str, str]], at: int) -> tuple[dict[str
 
 
 def _yaml_scalar(text: str) -> object:
-    import json
-
     text = re.sub(r"\s+#.*$", "", text)
     if text.startswith("[") and text.endswith("]"):
         return [_yaml_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]
