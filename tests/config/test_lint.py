@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.config import RULES, ConfigDocument, LintContext, apply_fixes, fix_all, lint_config, to_json
+from workbench.config.schema import root
 from workbench.errors import ConfigError
 
 IO = 'input { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "B" data_type: TYPE_FP32 dims: [ 4 ] }\n'
@@ -278,3 +279,32 @@ def test_misplaced_fields_move_home(text: str, after: str) -> None:
 def test_two_keys_in_one_entry_become_two_entries(text: str, after: str) -> None:
     assert "two-keys" in rules(text)
     assert fixed(text) == after
+
+
+def snippets(text: str) -> list[str]:
+    """The configurations in a running text: lines that begin with a top-level field, to the end of its block."""
+    begins = re.compile(rf"^ *(?:{'|'.join(root().fields)})\s*[:\[{{]")
+    found: list[list[str]] = []
+    depth, inside = 0, False
+    for line in text.split("\n"):
+        bare = re.sub(r"#.*", "", re.sub(r'"[^"]*"', '""', line.strip()))
+        if depth == 0:
+            belongs = not bare or bool(begins.match(line)) or bare[0] in "[]{}"
+            if not inside and begins.match(line):
+                found.append([])
+            inside = bool(begins.match(line)) or (inside and belongs)
+        if inside:
+            found[-1].append(line)
+            depth += len(re.findall(r"[\[{]", bare)) - len(re.findall(r"[\]}]", bare))
+    return ["\n".join(lines) + "\n" for lines in found if any("{" in line for line in lines)]
+
+
+def test_configurations_of_the_founding_texts_work_or_are_explained_and_fixed(shared: Any) -> None:
+    found = [each for path in sorted((shared / "seeds").glob("*.txt")) for each in snippets(path.read_text())]
+    assert len(found) >= 14
+    for text in found:
+        findings = lint_config(text.encode())
+        assert all(each.fix is not None for each in findings if each.severity == "error"), text
+        data, left = fix_all(text.encode())
+        ConfigDocument.parse(data)
+        assert [each for each in left if each.severity == "error"] == [], text
