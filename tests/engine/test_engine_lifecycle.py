@@ -417,3 +417,29 @@ def test_a_load_while_the_unload_is_under_way(gate: Gate, tmp_path: Path, make_e
     engine.stop(10)
     assert engine.snapshot().time_ns - started < 5e9
     assert gate.live == 0
+
+
+def test_a_file_that_changes_instances_only_is_an_update_in_place(repository: Path, make_engine: Any) -> None:
+    engine = make_engine(repository)
+    factor(engine)
+    config = repository / "double" / "config.pbtxt"
+    touch(config, config.read_bytes().replace(b"count: 1", b"count: 3"))
+    engine.load("double")
+    assert len(engine.snapshot().version("double").instances) == 3
+    assert engine.statistics("double")["model_stats"][0]["inference_count"] == 1, "it was reloaded"
+    assert not engine.config_state("double").dirty
+    touch(config, config.read_bytes().replace(b"count: 3", b"count: 2").replace(b"size: 8", b"size: 7"))
+    engine.load("double")
+    assert len(engine.snapshot().version("double").instances) == 2
+    assert engine.statistics("double")["model_stats"][0]["inference_count"] == 0, "what else differs is a reload"
+
+
+def test_reverting_an_override_goes_back_to_the_directory(repository: Path, make_engine: Any) -> None:
+    engine = make_engine(repository)
+    config = json.dumps({"backend": "onnxruntime", "max_batch_size": 3})
+    engine.load("double", config=config, files={"file:1/model.onnx": scale(11)})
+    assert factor(engine) == 11
+    result = engine.revert("double")
+    assert (result.change_class, result.dirty) == ("reload", False)
+    assert factor(engine) == 2
+    assert engine.model_config("double").max_batch_size == 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from workbench.engine.core import EngineCore
 from workbench.engine.devices import usable_gpus
 from workbench.engine.entry import ModelEntry, State, VersionSlot, lookup, state_reason
 from workbench.engine.host import ModelHost, Submit
+from workbench.engine.inplace import adopt, update_instances
 from workbench.engine.instances import instance_specs, make_slots
 from workbench.engine.model import ModelVersion
 from workbench.engine.prepare import (
@@ -22,6 +23,7 @@ from workbench.engine.prepare import (
     changed_fields,
     complete_io,
     make_context,
+    overlay,
     poll_config,
     read_document,
     refuse_unserved,
@@ -98,26 +100,51 @@ class Lifecycle:
         entry = self.entry(name)
         async with entry.lock:
             self.entries.setdefault(name, entry)  # another load of this name may have failed and forgotten it
-            try:
-                polled, saved = await self._poll(entry, config, files)
-            except WorkbenchError as error:
-                if not isinstance(error, NotFound):
-                    entry.poll_error = error.message
-                self._forget_if_empty(entry)
-                if isinstance(error, InvalidRequest) and error.message.startswith("Invalid file parameter"):
-                    raise
-                self.core.events.append(
-                    "log", name, f"failed to load '{name}': {error.message}", level="error", where=error.where
-                )
-                raise InternalError(
-                    f"failed to load '{name}', failed to poll from model repository",
-                    where=error.where,
-                    hint=error.message if not error.hint else f"{error.message} ({error.hint})",
-                ) from error
-            entry.poll_error = ""
-            if config is None and self._unmodified(entry, polled):
-                return
-            await self.apply(entry, polled, saved)
+            await self.load_locked(entry, config, files)
+
+    async def load_locked(
+        self, entry: ModelEntry, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """As ``load``; the caller holds the entry's lock."""
+        name = entry.name
+        try:
+            polled, saved = await self._poll(entry, config, files)
+        except WorkbenchError as error:
+            if not isinstance(error, NotFound):
+                entry.poll_error = error.message
+            self._forget_if_empty(entry)
+            if isinstance(error, InvalidRequest) and error.message.startswith("Invalid file parameter"):
+                raise
+            self.core.events.append(
+                "log", name, f"failed to load '{name}': {error.message}", level="error", where=error.where
+            )
+            raise InternalError(
+                f"failed to load '{name}', failed to poll from model repository",
+                where=error.where,
+                hint=error.message if not error.hint else f"{error.message} ({error.hint})",
+            ) from error
+        entry.poll_error = ""
+        if config is None and self._unmodified(entry, polled):
+            return
+        if self._only_instances(entry, polled):
+            gpus = self.gpus(polled.config.backend)
+            configs = {
+                number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in entry.ready().items()
+            }
+            await update_instances(self.core, entry, configs)
+            adopt(self.core, entry, polled, configs)
+            entry.source, entry.saved = polled.source, saved
+            return
+        await self.apply(entry, polled, saved)
+
+    def _only_instances(self, entry: ModelEntry, polled: Polled) -> bool:
+        """Whether nothing but ``instance_group`` differs: then Triton updates instances in place (7.6)."""
+        return (
+            entry.raw is not None
+            and changed_fields(entry.raw, polled.raw) == ["instance_group"]
+            and set(entry.ready()) == set(polled.versions)
+            and len(self._unchanged_versions(entry, polled, {"instance_group"})) == len(polled.versions)
+        )
 
     async def _poll(
         self, entry: ModelEntry, config: str | None, files: Mapping[str, bytes] | None
@@ -240,11 +267,13 @@ class Lifecycle:
         entry.load_ns = core.clock() - started
         core.events.append("epoch", name, f"configuration {entry.epoch} of '{name}' is in force", epoch=entry.epoch)
 
-    def _unchanged_versions(self, entry: ModelEntry, polled: Polled) -> set[int]:
+    def _unchanged_versions(
+        self, entry: ModelEntry, polled: Polled, may_differ: Collection[str] = ("version_policy",)
+    ) -> set[int]:
         """Versions that a load need not touch: same files, same configuration but for the version policy (7.6)."""
         if entry.source is None or entry.raw is None or polled.overridden or entry.overridden:
             return set()
-        if set(changed_fields(entry.raw, polled.raw)) - {"version_policy"}:
+        if set(changed_fields(entry.raw, polled.raw)) - set(may_differ):
             return set()
         before, now = entry.source.fingerprint, polled.source.fingerprint
         if before.others != now.others or entry.source.directory != polled.source.directory:

@@ -17,7 +17,7 @@ from workbench.config.validation import validate
 from workbench.engine.completion import complete_from_description
 from workbench.engine.host import ModelHost
 from workbench.engine.options import EngineOptions
-from workbench.errors import InvalidRequest, Unsupported
+from workbench.errors import InternalError, InvalidRequest, Unsupported
 from workbench.repository.models import ModelSource, select_versions
 
 
@@ -47,6 +47,8 @@ def poll_config(
     Raises:
         WorkbenchError: the configuration is refused (section 10).
     """
+    if source.config_bytes is None and not overridden and not options.auto_complete:
+        raise InternalError(f"failed to open text file for read {source.config_path}: No such file or directory")
     raw = document.message
     # what file names tell is filled in even without auto-completion (GetNormalizedModelConfig)
     config = complete_backend(document.message, source.name, first_files(source))
@@ -64,12 +66,16 @@ def refuse_unserved(config: Any) -> None:
     """Refuses what this engine cannot serve yet, in clear words, instead of serving it wrongly.
 
     Raises:
-        Unsupported: ensembles and sequence batching.
+        Unsupported: ensembles, sequence batching, batch inputs and outputs.
     """
     if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
         raise Unsupported(f"model '{config.name}' is an ensemble, which this engine does not serve yet")
     if config.HasField("sequence_batching"):
         raise Unsupported(f"model '{config.name}' uses sequence_batching, which this engine does not serve yet")
+    if config.batch_input or config.batch_output:
+        raise Unsupported(
+            f"model '{config.name}' uses batch_input or batch_output, which this engine does not serve yet"
+        )
 
 
 def make_context(polled: Polled, version: int, config: Any, host: ModelHost, options: EngineOptions) -> ModelContext:
