@@ -336,6 +336,14 @@ def test_large_json_goes_through_a_thread_and_back(server: RunningServer, http: 
     )
 
 
+def test_a_large_body_of_strings(server: RunningServer, http: Http) -> None:
+    array = np.array([[f"string number {number}" for number in range(80_000)]], dtype=object)
+    headers, buffers = encode_request(InferenceRequest("texts", [Tensor.from_numpy("INPUT0", array)]))
+    answer = http(server, "POST", "/v2/models/texts/infer", b"".join(buffers), headers)
+    response = decode_response(answer.body, int(answer.headers[HEADER_LENGTH.lower()]))
+    assert [item.decode() for item in response.as_numpy("OUTPUT0")[0]] == array[0].tolist()
+
+
 def test_statistics_count_what_was_sent(server: RunningServer, http: Http) -> None:
     def row() -> dict[str, Any]:
         found: dict[str, Any] = http(server, "GET", "/v2/models/plain/stats").json["model_stats"][0]

@@ -33,6 +33,7 @@ T = TypeVar("T")
 OFF_LOOP_BYTES = 1024 * 1024
 """Bodies of JSON above this are read and written on a thread (DESIGN 3)."""
 
+_PACKED_ON_LOOP = 16 * 1024  # a kilobyte can unpack to a megabyte
 _COMPRESS_FROM = 1024
 _COMPRESS_ON_LOOP = 128 * 1024
 _OFF_LOOP_ELEMENTS = 64 * 1024
@@ -79,7 +80,12 @@ class InferEndpoint:
         length = headers.get(b"inference-header-content-length")
         size = len(body)  # of bytes: memoryviews here are of bytes, too
         number = size if length is None else int(length) if length.isdigit() and len(length) < 10 else 0
-        if 0 < number <= size and number <= OFF_LOOP_BYTES and b"content-encoding" not in headers:
+        if (
+            0 < number <= size
+            and number <= OFF_LOOP_BYTES
+            and b"content-encoding" not in headers
+            and (size <= OFF_LOOP_BYTES or not _holds_strings(body, number))
+        ):
             request = decode_request(body, None if length is None else number, known[1])
             request.client = exchange.client
             self._submit(exchange, request, known[0])
@@ -105,10 +111,12 @@ class InferEndpoint:
             return decode_request(body, json_length, options)
 
         def submit(request: DecodedRequest) -> None:
+            if exchange.gone:
+                return
             request.client = exchange.client
             self._submit(exchange, request, config)
 
-        if len(exchange.body) > OFF_LOOP_BYTES and (packed or length is None or _number(length) > OFF_LOOP_BYTES):
+        if len(exchange.body) > (_PACKED_ON_LOOP if packed else OFF_LOOP_BYTES):
             self.off_loop(exchange, read, submit)
         else:
             submit(read())
@@ -216,8 +224,9 @@ class _Call:
         self._exchange.respond(200, buffers, kind, tuple(headers.items()))
 
 
-def _number(value: bytes) -> int:
-    return int(value) if value.isdigit() and len(value) < 12 else 0
+def _holds_strings(body: Buffer, json_length: int) -> bool:
+    """Whether a request has BYTES among its tensors: reading those takes a step per element."""
+    return b'"BYTES"' in bytes(body[:json_length])
 
 
 def header_length(value: bytes, body: Buffer) -> int:

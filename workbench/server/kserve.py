@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 import re
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from workbench.server.settings import LogSettings, TraceSettings
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
     from workbench.server.control import ControlPlane
+
+LOG = logging.getLogger("workbench.server")
 
 Handler = Callable[[Exchange], None]
 
@@ -80,6 +83,8 @@ class KServeApi:
 
     def handle(self, exchange: Exchange) -> None:
         """Answers a request."""
+        if self.logging.verbose:
+            LOG.debug("HTTP request: %s %s", exchange.method.decode(), exchange.path.decode("latin-1"))
         handler = self._routes.get(exchange.path)
         if handler is None:
             handler = self._route(exchange.path)
