@@ -187,6 +187,9 @@ class HttpTransport:
         finally:
             self._opening -= 1
         self._serve_waiting()
+        # The new connection may have gone to a later request: whoever still waits needs another one.
+        while self._opening < len(self._waiting) and not self._closed:
+            self._grow()
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
