@@ -136,6 +136,10 @@ class Runner:
             batch.output_start = batch.output_start or monotonic_ns()
             self._fail(replies, batch, describe(error))
             return
+        if not batch.open:
+            batch.end("")  # the answers go first, the requests after them
+            requests.clear()
+            return
         requests.clear()
         with batch.lock:
             batch.returned = True

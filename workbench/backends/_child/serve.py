@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -99,6 +100,7 @@ def serve(fd: int) -> int:
         channel.send(wire.FAILED, (describe(error),))
         _leave()
     channel.send(wire.READY, "")
+    gc.freeze()  # what the model has loaded stays: full collections need not look at it again and again
     bound = module.InferenceRequest
     while True:
         frame = channel.next_work()
