@@ -246,7 +246,7 @@ def to_json(error: WorkbenchError) -> dict[str, object]:
     """An error with all it says, for the workbench's own control plane (``error`` is the wire text, as Triton's)."""
     data: dict[str, object] = {
         "error": error.message,
-        "kind": type(error).__name__,
+        "kind": next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__),
         "code": error.code.value,
         "where": error.where,
         "hint": error.hint,

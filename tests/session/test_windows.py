@@ -13,7 +13,9 @@ from workbench.session.windows import WindowTracker, greatest_overlap
 MS = 1_000_000
 
 
-def statistics(requests: int, rows: int, executions: int, queue_ms: float, batches: dict[int, int], failed: int = 0) -> dict[str, Any]:
+def statistics(
+    requests: int, rows: int, executions: int, queue_ms: float, batches: dict[int, int], failed: int = 0
+) -> dict[str, Any]:
     part = {"count": requests, "ns": int(requests * queue_ms * MS)}
     return {
         "model_stats": [
@@ -30,7 +32,9 @@ def statistics(requests: int, rows: int, executions: int, queue_ms: float, batch
                     "compute_infer": {"count": requests, "ns": requests * 2 * MS},
                     "compute_output": {"count": requests, "ns": 0},
                 },
-                "batch_stats": [{"batch_size": size, "compute_infer": {"count": count, "ns": 0}} for size, count in batches.items()],
+                "batch_stats": [
+                    {"batch_size": size, "compute_infer": {"count": count, "ns": 0}} for size, count in batches.items()
+                ],
             }
         ]
     }

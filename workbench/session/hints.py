@@ -52,20 +52,16 @@ def explain(server: Server, model: str, error: WorkbenchError, request: Inferenc
     if isinstance(error, ConnectionFailed):
         error.hint = server.why_gone() or error.hint
         return
-    if error.hint:
-        return
     try:
-        error.hint = _hint(server, model, error, request)
+        if _UNKNOWN_MODEL.search(error.message):
+            error.hint = _about_models(server, model, error.hint)
+        elif request is not None and not error.hint:
+            error.hint = _about_request(server, model, error.message, request)
     except Exception:
         return  # the first error is the one that matters
 
 
-def _hint(server: Server, model: str, error: WorkbenchError, request: InferenceRequest | None) -> str:
-    text = error.message
-    if _UNKNOWN_MODEL.search(text):
-        return _about_models(server, model)
-    if request is None:
-        return ""
+def _about_request(server: Server, model: str, text: str, request: InferenceRequest) -> str:
     if _WRONG_INPUT.search(text):
         return f"the inputs of '{model}' are {describe(server.model_metadata(model)['inputs'])}"
     if _WRONG_OUTPUT.search(text):
@@ -93,20 +89,22 @@ def _shape(shape: Iterable[Any]) -> str:
     return str([int(dim) for dim in shape])
 
 
-def _about_models(server: Server, model: str) -> str:
-    states: dict[str, str] = {}
-    for entry in server.repository_index():
-        if states.get(entry["name"]) != "READY":
-            states[entry["name"]] = entry.get("state", "")
-    if model in states:
-        reason = next((row["reason"] for row in server.repository_index() if row["name"] == model), "").strip()
-        if reason and reason != "unloaded":
-            return f"'{model}' did not load: {reason}"
-        return f"'{model}' is in the repository but not loaded: load({model!r})"
-    if not states:
-        return "the repository holds no model"
-    near = difflib.get_close_matches(model, states, n=1)
-    return (f"did you mean {near[0]!r}? " if near else "") + f"there are {', '.join(sorted(states))}"
+def _about_models(server: Server, model: str, hint: str) -> str:
+    models = server.models()
+    if model not in models.names:
+        if not models:
+            return "the repository holds no model"
+        near = difflib.get_close_matches(model, models.names, n=1)
+        return (f"did you mean {near[0]!r}? " if near else "") + f"there are {', '.join(models.names)}"
+    if hint:
+        return hint
+    row = models[model]
+    if row.ready:
+        return "it goes on with the configuration that it has; the server's log says what was wrong"
+    reason = row.reason.strip()
+    if reason and reason != "unloaded":
+        return f"'{model}' did not load: {reason}"
+    return f"'{model}' is in the repository but not loaded: load({model!r})"
 
 
 def _about_rows(model: str, limit: int) -> str:

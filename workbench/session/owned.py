@@ -137,8 +137,13 @@ def _open_log(name: str) -> int:
 
     Raises:
         NameTaken: a server holds it.
+        LoadFailed: it cannot be written.
     """
-    descriptor = os.open(log_path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    path = log_path(name)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError as error:
+        raise LoadFailed(f"the server's log cannot be written: {error.strerror}", where=str(path)) from error
     try:
         if sys.platform != "win32":
             import fcntl

@@ -364,10 +364,13 @@ def model_table(state: Mapping[str, Any], index: Iterable[Mapping[str, str]]) ->
     """The rows of a repository index with what the engine's snapshot knows of each."""
     details = {(entry["model"], str(entry["version"])): entry for entry in state.get("versions", ())}
     by_name = {entry["model"]: entry for entry in details.values()}
+    # Triton's index has no reason for a model whose directory or configuration cannot be read.
+    unreadable = state.get("unreadable", {})
     rows = []
     for entry in index:
         known = details.get((entry["name"], str(entry.get("version", "")))) or by_name.get(entry["name"], {})
-        rows.append(_row(entry, known))
+        reason = entry.get("reason") or unreadable.get(entry["name"], "")
+        rows.append(_row({**entry, "reason": reason}, known))
     return ModelTable(rows)
 
 
