@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.backends._child import wire
@@ -47,15 +47,43 @@ def request_fields(request: InferenceRequest) -> tuple[Any, ...] | None:
     return request.id, request.sequence_id, flags, request.timeout, parameters, outputs
 
 
-def pack_requests(requests: Any, packer: wire.Packer) -> tuple[Any, ...]:
-    """A batch as it stands in the head of an EXECUTE frame: (fields, numbers of the tensors' descriptions) each."""
+def pack_requests(requests: Sequence[InferenceRequest]) -> tuple[tuple[Any, ...], wire.Packer]:
+    """A batch as it stands in the head of an EXECUTE frame, and its tensors.
+
+    The head: how many requests, their fields (None where none has any), the numbers of their tensors' descriptions
+    (None for a uniform batch), and the descriptions.
+    """
+    fields: Any = tuple([request_fields(request) for request in requests])
+    if not any(fields):
+        fields = None
+    columns = columns_of(requests)
+    if columns is not None:
+        kinds, packer = wire.pack_columns(columns)
+        return (len(requests), fields, None, kinds), packer
+    packer = wire.Packer()
     add = packer.add
-    return tuple(
-        [
-            (request_fields(request), tuple([add(t.name, t.datatype, t.data) for t in request.inputs]))
-            for request in requests
-        ]
-    )
+    numbers = tuple([tuple([add(t.name, t.datatype, t.data) for t in request.inputs]) for request in requests])
+    return (len(requests), fields, numbers, packer.kinds), packer
+
+
+def columns_of(requests: Sequence[InferenceRequest]) -> list[Any] | None:
+    """The inputs of a batch by name, where all requests have the same small ones (see ``wire.pack_columns``)."""
+    columns: list[Any] = []
+    for tensor in requests[0].inputs:
+        if not wire.fits_column(tensor.datatype, tensor.data):
+            return None
+        columns.append((tensor.name, tensor.datatype, tensor.data.shape, []))
+    count = len(columns)
+    for request in requests:
+        inputs = request.inputs
+        if len(inputs) != count:
+            return None
+        for tensor, (name, datatype, shape, arrays) in zip(inputs, columns, strict=True):
+            data = tensor.data
+            if data.shape != shape or tensor.datatype != datatype or tensor.name != name:
+                return None
+            arrays.append(data)
+    return columns or None
 
 
 def unpack_tensors(kinds: Any, numbers: Any, buffer: Any, offset: int) -> tuple[list[Tensor], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,7 +24,7 @@ from workbench.backends.python_convert import (
 )
 from workbench.backends.python_launch import Child, Keeper, exit_text
 from workbench.errors import BackendError, InstanceDied, WorkbenchError
-from workbench.protocol.tensors import InferenceResponse
+from workbench.protocol.tensors import InferenceResponse, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +172,10 @@ class ProcessInstance:
 
     def _send(self, execution: Execution) -> None:
         assert self._channel is not None
-        packer = wire.Packer()
-        head = pack_requests(execution.requests, packer)
+        head, packer = pack_requests(execution.requests)
         self._next += 1
-        self._flights[self._next] = Flight(execution, set(range(len(head))))
-        self._channel.send(wire.EXECUTE, (self._next, head, packer.kinds), packer)
+        self._flights[self._next] = Flight(execution, set(range(head[0])))
+        self._channel.send(wire.EXECUTE, (self._next, *head), packer)
 
     def _frame(self, frame: wire.Frame) -> None:
         if frame.kind == wire.RESPONSES:
@@ -198,23 +197,12 @@ class ProcessInstance:
         flight = self._flights[number]
         execution = flight.execution
         buffer = self._channel.payload(frame) if frame.slab_id and self._channel is not None else frame.payload
-        name, version = self._context.name, self._context.version
-        offset = 0
-        requests, respond, still_open = execution.requests, execution.respond, flight.open
-        for entry in entries:
-            index = entry[0]
-            if len(entry) == 2:
-                outputs, offset = unpack_tensors(kinds, entry[1], buffer, offset)
-                response = InferenceResponse(name, version, requests[index].id, outputs)
-            else:
-                _, final, code, message, parameters, numbers = entry
-                response = InferenceResponse(name, version, requests[index].id, final=final)
-                if code >= 0:
-                    response.error = model_error(code, message)
-                elif numbers is not None:
-                    response.outputs, offset = unpack_tensors(kinds, numbers, buffer, offset)
-                    if parameters:
-                        response.parameters = parse_parameters(parameters)
+        if entries is None:
+            answers = self._uniform(execution, kinds, buffer)
+        else:
+            answers = self._mixed(execution, entries, kinds, buffer)
+        respond, still_open = execution.respond, flight.open
+        for index, response in answers:
             if index in still_open:
                 if response.final:
                     still_open.discard(index)
@@ -229,6 +217,50 @@ class ProcessInstance:
             execution.finish(BackendError(error, where=self._spec.name) if error else None)
         if flight.finished and not flight.open:
             del self._flights[number]
+
+    def _uniform(self, execution: Execution, kinds: Any, buffer: Any) -> Iterable[tuple[int, InferenceResponse]]:
+        """The answers of a batch that all look alike."""
+        name, version, requests = self._context.name, self._context.version, execution.requests
+        columns = wire.unpack_columns(kinds, len(requests), buffer)
+        if len(columns) == 1:
+            output, datatype, shape, arrays = columns[0]
+            return [
+                (index, InferenceResponse(name, version, requests[index].id, [Tensor(output, datatype, shape, array)]))
+                for index, array in enumerate(arrays)
+            ]
+        return [
+            (
+                index,
+                InferenceResponse(
+                    name, version, request.id, [Tensor(n, d, s, arrays[index]) for n, d, s, arrays in columns]
+                ),
+            )
+            for index, request in enumerate(requests)
+        ]
+
+    def _mixed(
+        self, execution: Execution, entries: Any, kinds: Any, buffer: Any
+    ) -> Iterable[tuple[int, InferenceResponse]]:
+        """Answers of any kind."""
+        name, version, requests = self._context.name, self._context.version, execution.requests
+        answers = []
+        offset = 0
+        for entry in entries:
+            index = entry[0]
+            if len(entry) == 2:
+                outputs, offset = unpack_tensors(kinds, entry[1], buffer, offset)
+                response = InferenceResponse(name, version, requests[index].id, outputs)
+            else:
+                _, final, code, message, parameters, numbers = entry
+                response = InferenceResponse(name, version, requests[index].id, final=final)
+                if code >= 0:
+                    response.error = model_error(code, message)
+                elif numbers is not None:
+                    response.outputs, offset = unpack_tensors(kinds, numbers, buffer, offset)
+                    if parameters:
+                        response.parameters = parse_parameters(parameters)
+            answers.append((index, response))
+        return answers
 
     # Nested requests
 

@@ -146,7 +146,7 @@ class ThreadInstance:
         self._module = pb_utils.build(self._runtime, str(context.version_dir))
         self._space = ModelSpace(self._module, (context.version_dir, context.model_dir))
         self._runner = Runner(args, str(path), lambda: self._space.load(path))
-        self._bound: Any = self._module.__dict__["InferenceRequest"]
+        self._bound: Any = pb_utils.identify(self._module, *self._runner.identity)
 
     def open(self) -> None:
         """Imports the model and calls its ``initialize``.
@@ -164,13 +164,12 @@ class ThreadInstance:
         """Runs a batch; returns when every request is answered (decoupled: when the model's execute has returned)."""
         sink = _Sink(self._context.name, self._context.version, execution)
         batch = Batch(len(execution.requests), sink, execution.is_cancelled)
-        received, wrap, identity = self._bound.received, ModelTensor.wrap, self._runner.identity
+        received, wrap = self._bound.received, ModelTensor.wrap
         requests = [
             received(
                 request_fields(request),
                 [wrap(t.name, t.datatype, t.shape, t.data, True) for t in request.inputs],
                 Reply(batch, index),
-                identity,
             )
             for index, request in enumerate(execution.requests)
         ]

@@ -136,15 +136,15 @@ class Batch:
 class Reply:
     """The state of one request's answer, shared by the request and its senders."""
 
-    __slots__ = ("batch", "closed", "held", "index", "senders", "sent")
+    # Defaults on the class: one of these is made for every request, and most are never written to.
+    sent = 0
+    closed = False
+    held: InferenceResponse | None = None
+    senders = False
 
     def __init__(self, batch: Batch, index: int) -> None:
         self.batch = batch
         self.index = index
-        self.sent = 0
-        self.closed = False
-        self.held: InferenceResponse | None = None
-        self.senders = False
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         """What a response sender does; see the module's text for the rules."""
@@ -257,25 +257,22 @@ _REQUEST = (
 class InferenceRequest:
     """A request: one that the model got, or one that it makes for another model (BLS)."""
 
-    __slots__ = (
-        "__weakref__",
-        "_correlation_id",
-        "_flags",
-        "_id",
-        "_inputs",
-        "_model_name",
-        "_model_version",
-        "_outputs",
-        "_parameters",
-        "_preferred_memory",
-        "_release_flags",
-        "_reply",
-        "_timeout",
-        "_trace",
-    )
-
+    # Defaults on the class, not in every instance: requests are made by the thousand. A model's own subclass also has
+    # its runtime, name, version and outputs as defaults, for the requests that it receives.
+    _id = ""
+    _correlation_id: Any = 0
+    _flags = 0
+    _timeout = 0
+    _parameters = ""
+    _preferred_memory: Any = None
+    _trace: Any = None
+    _release_flags = 0
+    _reply: Reply | None = None
+    _inputs: list[Tensor]
+    _outputs: Any
+    _model_name: str
+    _model_version: int
     _runtime: Runtime
-    """Set on the class that a model sees; one class a model."""
 
     def __init__(
         self,
@@ -307,29 +304,21 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters = check_parameters(parameters)
-        self._release_flags = 0
-        self._reply: Reply | None = None
 
     @classmethod
-    def received(cls, fields: Any, inputs: list[Tensor], reply: Reply, model: Any) -> InferenceRequest:
+    def received(cls, fields: Any, inputs: list[Tensor], reply: Reply) -> InferenceRequest:
         """A request that came from the server.
 
         ``fields``: id, correlation id, flags, timeout, parameters, outputs; None where none of them is set.
         """
         request = object.__new__(cls)
-        request._model_name, request._model_version, request._outputs = model
-        if fields is None:
-            request._id = request._parameters = ""
-            request._correlation_id = request._flags = request._timeout = 0
-        else:
+        request._inputs = inputs
+        request._reply = reply
+        if fields is not None:
             request._id, request._correlation_id, request._flags, request._timeout, parameters, outputs = fields
             request._parameters = parameters
             if outputs:
                 request._outputs = outputs
-        request._inputs = inputs
-        request._preferred_memory = request._trace = None
-        request._release_flags = 0
-        request._reply = reply
         return request
 
     def request_id(self) -> str:

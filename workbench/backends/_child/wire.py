@@ -121,6 +121,47 @@ def unpack(datatype: str, shape: Any, buffer: Any, offset: int, size: int) -> An
     return np.frombuffer(buffer, dtype, size // dtype.itemsize, offset).reshape(shape)
 
 
+def pack_columns(columns: Any) -> tuple[tuple[tuple[str, str, tuple[int, ...]], ...], Packer]:
+    """Packs the tensors of a uniform batch, name by name.
+
+    Where all requests (or responses) of a batch have the same few small tensors, one description and one view serve
+    all of them: a batch then costs little more than a request.
+
+    Args:
+        columns: (name, datatype, shape, the arrays of all requests) for each tensor; see ``fits_column``.
+    """
+    packer = Packer()
+    for _, _, _, arrays in columns:
+        data = b"".join([array.tobytes() for array in arrays])
+        packer.parts.append(data)
+        packer.size += len(data)
+        rest = -len(data) % ALIGN
+        if rest:
+            packer.parts.append(_PADDING[:rest])
+            packer.size += rest
+    return tuple([column[:3] for column in columns]), packer
+
+
+def fits_column(datatype: str, array: Any) -> bool:
+    """Whether tensors like this one may be packed by ``pack_columns``."""
+    return datatype != "BYTES" and array.ndim > 0 and 0 < array.nbytes <= COPY_LIMIT
+
+
+def unpack_columns(kinds: Any, count: int, buffer: Any) -> list[tuple[str, str, tuple[int, ...], list[Any]]]:
+    """The columns that ``pack_columns`` packed; the arrays are views."""
+    columns = []
+    offset = 0
+    for name, datatype, shape in kinds:
+        dtype = NUMPY[datatype]
+        size = count * dtype.itemsize
+        for dim in shape:
+            size *= dim
+        whole = unpack(datatype, (count, *shape), buffer, offset, size)
+        columns.append((name, datatype, shape, list(whole)))
+        offset += size + (-size % ALIGN)
+    return columns
+
+
 def encode(kind: int, head: Any, payload: bytes = b"", fds: int = 0, slab: tuple[int, int] = (0, 0)) -> list[bytes]:
     """A frame in pieces for ``sendmsg``."""
     packed = marshal.dumps(head, 2)
