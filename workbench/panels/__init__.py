@@ -1,6 +1,7 @@
 """Views of a session's state in a notebook: ipywidgets forms and Bokeh charts.
 
-``panel(server, "overview")`` gives the widget. What there is: ``PANELS``.
+``panel(server, "overview")`` gives the widget. What there is: ``PANELS``. ``before_after(point, point)`` compares two
+measured points.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import NotFound
 
 if TYPE_CHECKING:
-    from workbench.panels.base import Panel
+    from workbench.panels.base import ChartView, Panel
+    from workbench.profiling import Point
     from workbench.session.server import Server
 
 PANELS: dict[str, tuple[str, str]] = {
@@ -42,4 +44,13 @@ def panel(server: Server, name: str = "overview", **options: Any) -> Panel:
     return made
 
 
-__all__ = ["PANELS", "panel"]
+def before_after(before: Point, after: Point) -> ChartView:
+    """Two measured points side by side: throughput and latency before and after tuning."""
+    from workbench.charts.before_after import before_after_info, draw_before_after
+    from workbench.panels.base import ChartView
+    from workbench.panels.sweep import point_row
+
+    return ChartView(draw_before_after, before_after_info(point_row(before), point_row(after)))
+
+
+__all__ = ["PANELS", "before_after", "panel"]

@@ -18,6 +18,7 @@ from workbench.charts.style import Chart
 from workbench.errors import WorkbenchError
 from workbench.panels.bokeh_view import BokehView
 from workbench.panels.html import STYLE, chip, escape, page
+from workbench.panels.routing import answer_while_busy
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
@@ -25,6 +26,35 @@ if TYPE_CHECKING:
 
 Info = TypeVar("Info")
 STALE_AFTER_S = 5.0
+
+
+class ChartView(BokehView):
+    """One finished chart in a cell; a saved notebook keeps its picture."""
+
+    def __init__(self, draw: Callable[[Info], Chart], info: Info) -> None:
+        self._draw_again: Callable[[], Chart] = lambda: draw(info)
+        chart = draw(info)
+        super().__init__(chart.figure, label=chart.title, height=chart.height, header=chart.header)
+        self._numbers = f"{chart.title}: {chart.note}"
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The chart as a static page that needs no network; written to ``path`` if one is given."""
+        from workbench.panels.static import render_blocks
+
+        text = page(self._label, *render_blocks([self._draw_again()]))
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def __repr__(self) -> str:
+        return self._numbers
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        from workbench.panels.static import picture
+
+        bundle: Any = super()._repr_mimebundle_(**kwargs)
+        data, *rest = bundle
+        return ({**data, "text/plain": repr(self), "text/html": picture([self._draw_again()])}, *rest)
 
 
 class ChartBox(Generic[Info]):
@@ -82,6 +112,7 @@ class Panel(W.VBox):  # type: ignore[misc]
         """Puts the widgets in place and shows the state once."""
         sheet = W.HTML(f"<style>{STYLE}</style>", layout=W.Layout(display="none"))
         self.children = (sheet, *children)
+        answer_while_busy(self)
         self.refresh()
 
     def _chart(

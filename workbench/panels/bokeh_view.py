@@ -28,6 +28,8 @@ from bokeh.embed import json_item
 from bokeh.models import LayoutDOM, Range
 from bokeh.util.paths import bokehjs_path
 
+from workbench.panels.routing import answer_while_busy
+
 RangeCallback = Callable[[str, float, float], None]
 """Called as ``callback(range id, start, end)`` when a person has zoomed or panned."""
 
@@ -89,6 +91,7 @@ class BokehView(anywidget.AnyWidget):
         self._document.on_change(self._collect)
         self.layout.width = "100%"
         self.on_msg(self._receive)
+        answer_while_busy(self)
 
     # ------------------------------------------------------------ from Python to the page
 
@@ -175,7 +178,7 @@ class BokehView(anywidget.AnyWidget):
     def _receive(self, _widget: object, message: dict[str, Any], _buffers: list[bytes]) -> None:
         kind = message.get("type")
         if kind == "lib?":
-            self.send({"type": "lib", "id": message["id"]}, [bokehjs_gzip()])
+            self.send({"type": "lib"}, [bokehjs_gzip()])
         elif kind == "ready":
             self._snapshot(str(message["view"]))
             self._tell_views()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.config import ConfigDocument, Edit, Finding, edits_between, fix_all, lint_config
-from workbench.config.lint import LintContext
+from workbench.config import ConfigDocument, Edit, Finding, LintContext, edits_between, fix_all, lint_config
 from workbench.errors import ConfigError
 from workbench.panels.html import chip, escape
 

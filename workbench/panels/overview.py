@@ -12,6 +12,7 @@ from workbench.charts.strips import StripInfo, draw_strip, update_strip
 from workbench.charts.style import Chart
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.html import NONE, cells, chip, escape, number, state_chip, table
+from workbench.panels.routing import answer_while_busy
 from workbench.panels.views import all_models_throughput, history_of, recent
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class _Row:
         )
         self.box = W.HBox([self._cells, buttons], layout=W.Layout(width="100%", align_items="center"))
         self.box.add_class("wb-line")
+        answer_while_busy(self.box)
 
     def show(self, row: ModelRow, cells: str) -> None:
         self._cells.value = cells

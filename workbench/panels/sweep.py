@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from workbench.profiling import Point, Progress, SweepJob, SweepResult
     from workbench.session.results import ConfigureResult
     from workbench.session.server import Server
-    from workbench.session.state import SessionSnapshot
+    from workbench.session.state import Command, SessionSnapshot
 
 HEADERS = (
     "configuration", "load", "infer/s", "p50 (ms)", "p90 (ms)", "p99 (ms)", "mean batch", "queue (ms)", "infer (ms)",
@@ -154,16 +154,31 @@ class SweepPanel(Panel):
 
     # ------------------------------------------------------------ doing
 
-    def run(self) -> None:
-        """Starts the sweep that the form describes; at once, in the background."""
+    def run(self, *, wait: bool = False) -> SweepResult | None:
+        """Starts the sweep that the form describes, in the background; ``wait`` waits for the result (for scripts).
+
+        Raises:
+            WorkbenchError: only when waiting: what kept it from starting, or broke it off.
+        """
+        command = self._run_form(tell=wait)
+        if not wait or command is None:
+            return None
+        job: SweepJob = command.wait()
+        result = job.wait()
+        self.refresh()
+        return result
+
+    def _run_form(self, *, tell: bool) -> Command | None:
         with self._lock:
             if self._job is not None and self._job.running:
-                return
+                return None
             try:
                 plan = self._form.plan()
             except InvalidRequest as error:
                 self._progress.value = error_html(error)
-                return
+                if tell:
+                    raise
+                return None
             self._stop_event = threading.Event()
             self._choice = None
             self._ended = False
@@ -171,7 +186,8 @@ class SweepPanel(Panel):
             self._bar.value = 0
             self._bar.bar_style = ""
             self._progress.value = chip("starting …", "busy")
-            self._command(f"start sweep of {plan.model}", lambda: self._start(plan), self._started, self._not_started)
+            name = f"start sweep of {plan.model}"
+            return self._command(name, lambda: self._start(plan), self._started, self._not_started)
 
     def _start(self, plan: Plan) -> SweepJob:
         return self.state.start_sweep(
