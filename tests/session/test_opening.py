@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -228,6 +230,41 @@ def test_the_log_is_the_owners_alone_and_no_link_is_followed(
     assert server.log_path.parent == runtime.directory()
     assert server.log_path.stat().st_mode & 0o077 == 0
     assert "double" in server.log()
+
+
+def test_looking_for_a_server_never_removes_the_file_of_one_that_appears() -> None:
+    info = runtime.ServerInfo(
+        name="appearing",
+        pid=os.getpid(),
+        http="http://127.0.0.1:1",
+        metrics="",
+        repositories=[],
+        token="t",
+        started="",
+        detached=False,
+        version="",
+        control_mode="none",
+        created=runtime.process_created(os.getpid()),
+    )
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(NotFound):
+                runtime.read("appearing")
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(200):
+            runtime.write(info)
+            assert runtime.read("appearing")["pid"] == os.getpid()
+            runtime.remove("appearing")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 # -- connect ----------------------------------------------------------------------------------------------------------

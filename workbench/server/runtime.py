@@ -105,10 +105,16 @@ def read(name: str) -> ServerInfo:
 
 
 def _find(path: Path) -> ServerInfo | None:
+    try:
+        seen = path.stat().st_ino
+    except OSError:
+        return None  # not there; a file that appears from now on is another's
     info = _load(path)
     if info is not None and _alive(info):
         return info
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        if path.stat().st_ino == seen:
+            path.unlink()
     return None
 
 
