@@ -362,8 +362,8 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        """The request's parameters as JSON, "" for none."""
-        return self._parameters
+        """The request's parameters as JSON."""
+        return self._parameters or "{}"
 
     def preferred_memory(self) -> Any:
         """Where the outputs should lie."""

@@ -34,7 +34,7 @@ def describe(error: BaseException) -> str:
     """An exception in the form that Triton gives it (pybind11's): type, text, and the calls, innermost first."""
     if isinstance(error, ModelError):
         return str(error)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}"
     trace = error.__traceback__
     if trace is None:
         return text
