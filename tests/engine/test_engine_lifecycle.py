@@ -395,9 +395,12 @@ def test_gpu_groups_without_a_gpu(repository: Path, make_engine: Any) -> None:
     config = repository / "double" / "config.pbtxt"
     config.write_text(config.read_text().replace("KIND_CPU", "KIND_GPU"))
     engine = make_engine(repository, gpus=())
-    with pytest.raises(InternalError) as caught:
+    with pytest.raises(LoadFailed) as caught:
         engine.load("double")
-    assert "instance group double_0 of model double has kind KIND_GPU but" in caught.value.hint
+    assert caught.value.message == (
+        "load failed for model 'double': version 1 is at UNAVAILABLE state: Invalid argument: instance group double_0 "
+        "of model double has kind KIND_GPU but no GPUs are available;\n"
+    )
 
 
 def test_a_load_while_the_unload_is_under_way(gate: Gate, tmp_path: Path, make_engine: Any) -> None:

@@ -62,7 +62,7 @@ def test_version_directories(tmp_path: Path) -> None:
         (directory / name).mkdir(parents=True)
     (directory / "7").write_text("a file is no version")
     versions, warnings = find_versions(directory)
-    assert sorted(versions) == [1, 12]
+    assert versions == {1: directory / "1", 3: directory / "3", 12: directory / "12"}
     assert "ignore version directory '03' which contains leading zeros in its directory name" in warnings
     assert any("'3abc'" in warning for warning in warnings)
 

@@ -232,7 +232,10 @@ class Lifecycle:
             raise LoadFailed(f"load failed for model '{name}': {text}\n", where=str(polled.source.directory))
         for number in polled.missing:
             core.events.append(
-                "log", name, f"version {number} is specified for model '{name}', but is not found", level="warning"
+                "log",
+                name,
+                f"version {number} is specified for model '{name}', but the version directory is not present",
+                level="warning",
             )
         keep = self._unchanged_versions(entry, polled)
         wanted = [number for number in polled.versions if number not in keep]

@@ -52,7 +52,12 @@ def poll_config(
     raw = document.message
     # what file names tell is filled in even without auto-completion (GetNormalizedModelConfig)
     config = complete_backend(document.message, source.name, first_files(source))
-    config = _settle(config, source.name, gpus, with_io=not options.auto_complete)
+    config = normalize(config, model_name=source.name, gpus=gpus)
+    # instance groups are checked with each version, when its backend is known (backend_model.cc)
+    without_groups = type(config)()
+    without_groups.CopyFrom(config)
+    without_groups.ClearField("instance_group")
+    validate(normalize(without_groups, gpus=gpus), gpus=gpus, io=not options.auto_complete)
     if config.name != source.name:
         raise InvalidRequest(
             f"unexpected directory name '{source.name}' for model '{config.name}', directory name must equal model name"
@@ -120,7 +125,7 @@ def complete_io(
             if described is not None:
                 default = int(context.backend_config.get("default-max-batch-size", "4"))
                 complete_from_description(config, described, default)
-    return _settle(config, polled.source.name, gpus, with_io=True)
+    return _settle(config, polled.source.name, gpus)
 
 
 def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Sequence[int]) -> Any:
@@ -143,7 +148,7 @@ def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Sequence[int]) -
                     part.ClearField(other.name)
             config.MergeFrom(part)
     _redo_batching(config, after_raw)
-    return _settle(config, config.name, gpus, with_io=True)
+    return _settle(config, config.name, gpus)
 
 
 def _redo_batching(config: Any, raw: Any) -> None:
@@ -177,10 +182,10 @@ def config_json(config: Any) -> str:
     return orjson.dumps(to_json(config)).decode()
 
 
-def _settle(config: Any, name: str, gpus: Sequence[int], *, with_io: bool) -> Any:
+def _settle(config: Any, name: str, gpus: Sequence[int]) -> Any:
     """Normalises and validates."""
     config = normalize(config, model_name=name, gpus=gpus)
-    validate(config, gpus=gpus, io=with_io)
+    validate(config, gpus=gpus)
     return config
 
 
