@@ -453,6 +453,46 @@ def test_a_client_that_goes_away_cancels_what_waits(tmp_path: Path, write: Any, 
         assert server.engine.snapshot().version("patient").pending == 0
 
 
+def test_a_full_queue_and_a_timeout_are_503(tmp_path: Path, write: Any, start: Any, http: Http) -> None:
+    delay = "preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000"
+    write(tmp_path, "full", "FP32", [4], f"dynamic_batching {{ {delay} default_queue_policy {{ max_queue_size: 1 }} }}")
+    policy = "default_queue_policy { default_timeout_microseconds: 20000 }"
+    write(tmp_path, "late", "FP32", [4], f"dynamic_batching {{ {delay} {policy} }}")
+    with start(tmp_path) as server:
+        answer = http(server, "POST", "/v2/models/late/infer", echo())
+        assert (answer.status, answer.json["error"]) == (503, "Request timeout expired")
+        assert server.engine.snapshot().version("late").failures["REJECTED"] == 1
+        first = threading.Thread(target=http, args=(server, "POST", "/v2/models/full/infer", echo()), daemon=True)
+        first.start()
+        until(lambda: server.engine.snapshot().version("full").pending == 1)
+        answer = http(server, "POST", "/v2/models/full/infer", echo() | {"id": "q"})
+        assert (answer.status, answer.json["error"]) == (503, "[request id: q] Exceeds maximum queue size")
+        assert sum(server.engine.snapshot().version("full").failures.values()) == 0, "as in Triton, it leaves no trace"
+        edit = {"edits": [{"path": "dynamic_batching.max_queue_delay_microseconds", "op": "set", "value": 0}]}
+        http(server, "POST", "/v2/workbench/models/full/configure", edit, token=server.token)
+        first.join(10)
+        assert not first.is_alive(), "the edit lets go what waits"
+
+
+def test_decoupled_models_are_refused(tmp_path: Path, start: Any, http: Http) -> None:
+    directory = tmp_path / "stream" / "1"
+    directory.mkdir(parents=True)
+    (directory / "model.py").write_text(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        return None\n"
+    )
+    (tmp_path / "stream" / "config.pbtxt").write_text(
+        'backend: "python"\nmodel_transaction_policy { decoupled: true }\n'
+        'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
+        'output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
+    )
+    with start(tmp_path) as server:
+        answer = http(server, "POST", "/v2/models/stream/infer", echo(shape=[4]))
+        assert (answer.status, answer.json["error"]) == (
+            501,
+            "HTTP end point doesn't support models with decoupled transaction policy",
+        )
+
+
 def until(condition: Callable[[], bool]) -> None:
     for _ in range(500):
         if condition():
