@@ -123,7 +123,7 @@ class Lifecycle:
                 where=error.where,
                 hint=error.message if not error.hint else f"{error.message} ({error.hint})",
             ) from error
-        entry.poll_error = ""
+        entry.poll_error, entry.versionless = "", False
         if config is None and self._unmodified(entry, polled):
             return
         if self._only_instances(entry, polled):
@@ -228,7 +228,7 @@ class Lifecycle:
         started = core.clock()
         if not polled.versions:
             text = f"at least one version must be available under the version policy of model '{name}'"
-            self._forget_if_empty(entry)
+            entry.poll_error, entry.versionless = text, not entry.versions
             raise LoadFailed(f"load failed for model '{name}': {text}\n", where=str(polled.source.directory))
         for number in polled.missing:
             core.events.append(
@@ -399,7 +399,7 @@ class Lifecycle:
                     rows.append({"name": name, "state": "UNAVAILABLE", "reason": DUPLICATE_REASON})
                 continue
             versions = sorted(entry.versions.items()) if entry is not None else []
-            if not versions and not ready:
+            if not versions and not ready and not (entry is not None and entry.versionless):
                 rows.append({"name": name})
             for number, slot in versions:
                 if ready and slot.state != "READY":

@@ -231,7 +231,9 @@ class ModelVersion:
             batch.acquired, run.execution.compute_end,
         )  # fmt: skip
         self.statistics.recent.append((batch.rows, batch.reason))
-        answered = False
+        # Triton's Python backend reports a batch that failed as executed, its other backends do not
+        counts = getattr(self.loaded, "counts_failed_batches", False)
+        answered: bool = counts and not isinstance(run.error, InstanceDied)
         for index, ticket in enumerate(run.tickets):
             response = run.finals[index]
             if response is None:
