@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import workbench as wb
 from workbench.config import Edit
-from workbench.errors import ConfigError, InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
+from workbench.errors import ConfigError, InvalidRequest, NotFound, NotReady, TimedOut, Unsupported, WorkbenchError
 from workbench.session.results import ConfigureResult, SaveResult
 from workbench.session.server import Server
 
@@ -131,6 +133,43 @@ def test_a_wrong_request_gets_tritons_text_and_says_what_to_do(
     assert text in caught.value.message
     assert hint in caught.value.hint
     assert anywhere.infer("double", {"x": ROW})["y"].shape == (1, 4)
+
+
+def test_an_unknown_version_is_answered_with_those_that_there_are(anywhere: Server) -> None:
+    with pytest.raises(NotFound, match="'double' version 7 is not found") as caught:
+        anywhere.infer("double", {"x": ROW}, version=7)
+    assert caught.value.hint == "'double' serves version 1"
+
+
+SLOW = """
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.4)
+        return [pb_utils.InferenceResponse([pb_utils.get_input_tensor_by_name(r, "x")]) for r in requests]
+"""
+
+
+@pytest.mark.parametrize("place", ["process", "kernel", "remote"])
+def test_an_answer_that_does_not_come_in_time_is_the_same_error_everywhere(
+    tmp_path: Path, place: str, closing: Callable[[Server], Server]
+) -> None:
+    directory = tmp_path / "slow" / "1"
+    directory.mkdir(parents=True)
+    (directory / "model.py").write_text(SLOW)
+    (directory.parent / "config.pbtxt").write_text(
+        'backend: "python"\nmax_batch_size: 4\ninput [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
+        'output [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]\ninstance_group [ { kind: KIND_CPU } ]\n'
+    )
+    server = closing(wb.Engine(tmp_path) if place == "kernel" else wb.serve(tmp_path))
+    if place == "remote":
+        server = closing(wb.connect(server.url))
+    with pytest.raises(TimedOut, match=r"no answer from model 'slow' within 0.1 s"):
+        server.infer("slow", {"x": ROW}, timeout_s=0.1)
+    assert server.infer("slow", {"x": ROW}).id == ""
 
 
 @pytest.mark.parametrize("verb", ["config", "model_config", "model_metadata", "statistics", "load"])

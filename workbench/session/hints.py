@@ -24,6 +24,7 @@ S = TypeVar("S", bound="Server")
 _UNKNOWN_MODEL = re.compile(
     r"unknown model|requested model '.*' is not available|failed to poll from model repository|no such model"
 )
+_UNKNOWN_VERSION = re.compile(r"' version -?\d+ is not found|requested model version is not available")
 _WRONG_INPUT = re.compile(r"unexpected inference input|expected (\d+ inputs|number of inputs)|missing required input")
 _WRONG_OUTPUT = re.compile(r"unexpected inference output")
 _WRONG_DATATYPE = re.compile(r"inference input '(?P<name>[^']*)' data-type is")
@@ -54,7 +55,7 @@ def explain(server: Server, model: str, error: WorkbenchError, request: Inferenc
         return
     try:
         if _UNKNOWN_MODEL.search(error.message):
-            error.hint = _about_models(server, model, error.hint)
+            error.hint = _about_models(server, model, error)
         elif request is not None and not error.hint:
             error.hint = _about_request(server, model, error.message, request)
     except Exception:
@@ -89,17 +90,20 @@ def _shape(shape: Iterable[Any]) -> str:
     return str([int(dim) for dim in shape])
 
 
-def _about_models(server: Server, model: str, hint: str) -> str:
+def _about_models(server: Server, model: str, error: WorkbenchError) -> str:
     models = server.models()
     if model not in models.names:
         if not models:
             return "the repository holds no model"
         near = difflib.get_close_matches(model, models.names, n=1)
         return (f"did you mean {near[0]!r}? " if near else "") + f"there are {', '.join(models.names)}"
-    if hint:
-        return hint
+    if error.hint:
+        return error.hint
     row = models[model]
     if row.ready:
+        if _UNKNOWN_VERSION.search(error.message):
+            ready = [each.version for each in models if each.name == model and each.ready]
+            return f"'{model}' serves version {', '.join(ready)}"
         return "it goes on with the configuration that it has; the server's log says what was wrong"
     reason = row.reason.strip()
     if reason and reason != "unloaded":

@@ -11,6 +11,7 @@ from workbench.config import Edit
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.records import Event, RecordColumns
 from workbench.session.hints import explain, explained
 from workbench.session.opening import PathLike, repositories
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
@@ -161,15 +162,15 @@ class Engine(Server):
         """Applies the configuration as the file has it."""
         return self.engine.revert(model)
 
-    def record_columns(self, after: int = -1) -> Any:
+    def record_columns(self, after: int = -1) -> RecordColumns:
         """Records after a sequence number, as columns."""
         return self.engine.records.read(after)
 
-    def events(self, after: int = -1) -> list[Any]:
+    def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self.engine.events.after(after)
 
-    def devices(self) -> Any:
+    def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of this machine."""
         from workbench.telemetry import sample
 

@@ -71,8 +71,7 @@ class SessionTarget:
         """Records after a cursor; None where the server keeps none."""
         if self._server.kind == "remote":
             return None
-        columns: RecordColumns = self._server.record_columns(after)
-        return columns
+        return self._server.record_columns(after)
 
     def epoch(self, model: str) -> int | None:
         """The number of the applied configuration."""

@@ -11,8 +11,9 @@ from typing import Any
 from workbench.client import ControlClient, TritonClient
 from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument, Edit, change_class, from_json, to_json, to_text
-from workbench.errors import Unsupported, WorkbenchError
+from workbench.errors import ConnectionFailed, TimedOut, Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.records import Event, RecordColumns
 from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
 from workbench.session.hints import explain, explained
@@ -70,7 +71,15 @@ class ClientServer(Server):
         self._client.unload(model)
 
     def _infer(self, request: InferenceRequest, timeout_s: float) -> InferenceResponse:
-        response = self._client.infer(request, timeout_s=timeout_s)
+        try:
+            response = self._client.infer(request, timeout_s=timeout_s)
+        except ConnectionFailed as error:
+            if not error.message.startswith("no answer from"):
+                raise
+            # The server is there and may be at it still: the same error as from an engine in this kernel.
+            raise TimedOut(
+                f"no answer from model '{request.model_name}' within {timeout_s:g} s", where=self.url, hint=error.hint
+            ) from error
         if response.error is not None:
             raise response.error
         return response
@@ -198,15 +207,15 @@ class WorkbenchServer(ClientServer):
         """Applies the configuration as the file has it."""
         return ConfigureResult.from_json(self._control.revert(model))
 
-    def record_columns(self, after: int = -1) -> Any:
+    def record_columns(self, after: int = -1) -> RecordColumns:
         """Records after a sequence number, as columns."""
         return self._control.records(after)
 
-    def events(self, after: int = -1) -> list[Any]:
+    def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self._control.events(after)
 
-    def devices(self) -> Any:
+    def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of the machine that serves."""
         return self._control.devices()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from numpy.typing import NDArray
 
@@ -125,7 +125,11 @@ class ModelTable(Sequence[ModelRow]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, key: Any) -> Any:
+    @overload
+    def __getitem__(self, key: int | str) -> ModelRow: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[ModelRow]: ...
+    def __getitem__(self, key: int | str | slice) -> ModelRow | Sequence[ModelRow]:
         if isinstance(key, str):
             found = [row for row in self._rows if row.name == key]
             if not found:

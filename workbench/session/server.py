@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -29,7 +29,9 @@ from workbench.session.results import ConfigureResult, ConfigView, ModelRow, Mod
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.export import ExportResult
     from workbench.profiling import Point, SweepJob, SweepResult
+    from workbench.records import Event, RecordColumns
     from workbench.session.state import SessionState
 
 Kind = Literal["process", "kernel", "remote"]
@@ -243,15 +245,15 @@ class Server(ABC):
         batches: pd.DataFrame = self.record_columns(after).to_frames()[1]
         return batches
 
-    def record_columns(self, after: int = -1) -> Any:
+    def record_columns(self, after: int = -1) -> RecordColumns:
         """Records after a sequence number, as columns."""
         raise Unsupported(f"{self._who()} gives no per-request records", hint="statistics() has its totals")
 
-    def events(self, after: int = -1) -> list[Any]:
+    def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number: states, applied edits, instance failures, log lines."""
         raise Unsupported(f"{self._who()} tells no events over this connection", hint="read its log")
 
-    def devices(self) -> Any:
+    def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of the machine that serves."""
         raise Unsupported(f"{self._who()} gives no device readings over this connection", hint="read its /metrics")
 
@@ -294,7 +296,7 @@ class Server(ABC):
 
         return sweep(self, model, grid or {}, wait=wait, **options)
 
-    def export(self, to: str | Path, **options: Any) -> Any:
+    def export(self, to: str | Path, **options: Any) -> ExportResult:
         """Writes the repository with the configurations as they are applied now, and ``provenance.json``."""
         from workbench.session.measuring import export
 
@@ -337,7 +339,7 @@ class Server(ABC):
         """Whether ``close`` has been called."""
         return self._closed
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -29,6 +29,7 @@ from workbench.session.windows import Histogram, ModelWindow, WindowTracker
 
 if TYPE_CHECKING:
     from workbench.profiling import SweepJob
+    from workbench.records import Event, RecordColumns
     from workbench.session.server import Server
 
 HISTORY_S = 300.0
@@ -81,9 +82,9 @@ class SessionSnapshot:
     windows: Mapping[str, ModelWindow]
     history: Mapping[str, Mapping[str, NDArray[np.float64]]]
     histograms: Mapping[str, Histogram]
-    devices: Any
+    devices: Mapping[str, Any] | None
     device_history: Mapping[str, NDArray[np.float64]]
-    events: tuple[Any, ...]
+    events: tuple[Event, ...]
     commands: tuple[Command, ...]
     age_s: float
     error: str
@@ -109,9 +110,9 @@ class SessionState:
         self._tracker = WindowTracker(HISTORY_S)
         self._models = ModelTable(())
         self._state: dict[str, Any] = {}
-        self._devices: Any = None
+        self._devices: dict[str, Any] | None = None
         self._device_rows: deque[tuple[float, float, float, float]] = deque(maxlen=int(HISTORY_S / interval_s) + 1)
-        self._events: deque[Any] = deque(maxlen=200)
+        self._events: deque[Event] = deque(maxlen=200)
         self._event_seq = -1
         self._error = ""
         self._polled = 0
@@ -183,7 +184,7 @@ class SessionState:
         self._tracker.update(server_now, reading.statistics, reading.columns)
         for event in reading.events:
             self._events.append(event)
-            self._event_seq = max(self._event_seq, _seq(event))
+            self._event_seq = max(self._event_seq, event.seq)
         if reading.devices is not None:
             self._devices = reading.devices
             self._device_rows.append(_device_row(now, reading.devices))
@@ -375,13 +376,9 @@ class _Reading:
     state: dict[str, Any]
     models: ModelTable
     statistics: Mapping[str, Any]
-    columns: Any
-    events: list[Any]
-    devices: Any
-
-
-def _seq(event: Any) -> int:
-    return int(event["seq"] if isinstance(event, Mapping) else event.seq)
+    columns: RecordColumns | None
+    events: list[Event]
+    devices: dict[str, Any] | None
 
 
 def _device_row(now: int, devices: Mapping[str, Any]) -> tuple[float, float, float, float]:
