@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.profiling.job import SweepJob
     from workbench.profiling.load import Load
-    from workbench.profiling.measuring import MeasureOptions, Measurer, measure
+    from workbench.profiling.measuring import Measurer, measure
     from workbench.profiling.point import Point
     from workbench.profiling.samples import Samples
     from workbench.profiling.sweeping import Progress, SweepOptions, SweepResult, sweep
     from workbench.profiling.target import Configurable, InKernelTarget, ServerTarget, Target, WorkbenchTarget
+    from workbench.profiling.verdict import MeasureOptions
 
 _HOMES = {
     "Configurable": "target",
     "InKernelTarget": "target",
     "Load": "load",
-    "MeasureOptions": "measuring",
+    "MeasureOptions": "verdict",
     "Measurer": "measuring",
     "Point": "point",
     "Progress": "sweeping",

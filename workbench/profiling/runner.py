@@ -110,6 +110,7 @@ class LoadRun:
             cpu_s=self._cpu[1] - self._cpu[0],
         )
         samples.extra["connections"] = connections
+        samples.extra["nice"] = os.nice(0) if hasattr(os, "nice") else 0
         return samples
 
     def stop(self) -> None:

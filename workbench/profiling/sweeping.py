@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
 from workbench.profiling.load import Load
-from workbench.profiling.measuring import Measured, MeasureOptions, Measurer, failed_point
+from workbench.profiling.measuring import Measured, Measurer, failed_point
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs
 from workbench.profiling.target import Configurable, directory_of
+from workbench.profiling.verdict import MeasureOptions
 from workbench.records.runs import Run, RunStore, content_hash, point_key
 
 if TYPE_CHECKING:
@@ -133,13 +134,15 @@ class SweepResult(Sequence[Point]):
             head += f" ({self.error})"
         if not self.points:
             return head
-        names = [*self.grid, "load"]
-        lines = [head, "  ".join(names) + "  infer/s  p50 ms  p99 ms  mean batch  verdict"]
+        names = (*self.grid, "load", "infer/s", "p50 ms", "p99 ms", "mean batch", "verdict")
+        cells = [names]
         for point in self.points:
-            values = [str(point.settings.get(path)) for path in self.grid] + [point.load.label]
-            figures = f"{point.throughput:.1f}  {point.p50_ms:.2f}  {point.p99_ms:.2f}  {point.mean_batch:.2f}"
-            lines.append("  ".join(values) + f"  {figures}  {point.verdict}")
-        return "\n".join(lines)
+            figures = (point.throughput, point.p50_ms, point.p99_ms, point.mean_batch)
+            settings = (str(point.settings.get(path)) for path in self.grid)
+            cells.append((*settings, point.load.label, *(f"{value:.2f}" for value in figures), point.verdict))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        rows = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+        return "\n".join([head, *rows])
 
 
 def combinations(grid: Grid) -> list[dict[str, Any]]:
