@@ -27,6 +27,12 @@ def open_notebook(page: Any, lab: Any, name: str) -> None:
 def run_all(page: Any, timeout_s: float) -> None:
     """Run all, and wait for the end of the last cell; an error in any cell fails the test."""
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    # A chart is drawn while cells still run: messages of widgets do not wait for the kernel's main thread.
+    page.wait_for_function("() => document.querySelector('.wb-chart[data-state=drawn]') !== null", timeout=30_000)
+    assert page.evaluate(
+        """() => window.jupyterapp.shell.currentWidget.content.widgets
+               .some((c) => c.model.type === 'code' && c.model.executionCount === null)"""
+    ), "every cell had ended before the first chart was drawn"
     page.wait_for_function(
         """() => {
             const panel = window.jupyterapp.shell.currentWidget;

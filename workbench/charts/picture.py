@@ -19,7 +19,7 @@ from bokeh.models import FactorRange
 from workbench.charts.style import FONT, Chart, models
 
 WIDTH = 560
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 10, 46
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 10, 52
 TEXT, LINE, GRID = "#52606d", "#9aa5b1", "#e4e7eb"
 DASHES = {"dotted": "2 3", "dashed": "6 4", "solid": "none"}
 
@@ -31,6 +31,7 @@ class _Scale:
     to_pixel: Callable[[Any], float]
     ticks: tuple[tuple[float, str], ...]
     step: float = 0.0
+    groups: tuple[tuple[float, str], ...] = ()
 
 
 def to_svg(chart: Chart, width: int = WIDTH) -> str:
@@ -61,6 +62,9 @@ def _figure(fig: Any, width: int, offset: int) -> str:
         out.append(
             f'<text x="{at:.1f}" y="{height - BOTTOM + 17}" text-anchor="middle" fill="{TEXT}">{escape(text)}</text>'
         )
+    for at, text in x.groups:
+        out.append(f'<text x="{at:.1f}" y="{height - BOTTOM + 29}" text-anchor="middle" fill="{TEXT}" ')
+        out.append(f'font-weight="600">{escape(text)}</text>')
     for renderer in renderers:
         out.append(_glyph(renderer, x, y))
     for item in fig.center:
@@ -95,11 +99,20 @@ def _x_scale(x_range: Any, renderers: Sequence[Any], start: float, end: float) -
         factors = list(x_range.factors)
         step = (end - start) / max(1, len(factors))
         place = {factor: start + (i + 0.5) * step for i, factor in enumerate(factors)}
-        names = [(place[f], " ".join(f) if isinstance(f, tuple) else str(f)) for f in factors]
+        names = [(place[f], str(f[-1]) if isinstance(f, tuple) else str(f)) for f in factors]
         stride = max(1, len(names) // 12)
-        return _Scale(lambda v: place.get(v, start), tuple(names[::stride]), step)
+        return _Scale(lambda v: place.get(v, start), tuple(names[::stride]), step, _groups(place))
     low, high = _limits(x_range, _data_limits(renderers, ("x", "xs")))
     return _linear(low, high, start, end)
+
+
+def _groups(place: dict[Any, float]) -> tuple[tuple[float, str], ...]:
+    """The names of groups of factors, each in the middle of its group."""
+    found: dict[str, list[float]] = {}
+    for factor, at in place.items():
+        if isinstance(factor, tuple):
+            found.setdefault(str(factor[0]), []).append(at)
+    return tuple((sum(places) / len(places), name) for name, places in found.items())
 
 
 def _y_scale(y_range: Any, renderers: Sequence[Any], start: float, end: float, log: bool) -> _Scale:

@@ -21,6 +21,7 @@ models: Any = bokeh.models
 Columns = dict[str, Any]
 """Column name -> values, all of one length."""
 
+LOG_TICKS = [m * 10.0**power for power in range(-3, 6) for m in (1, 2, 3, 5)]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 TEXT, MUTED, LINE, GRID = "#1f2933", "#52606d", "#9aa5b1", "#e4e7eb"
 
@@ -142,7 +143,11 @@ def make_figure(frame: Frame) -> Any:
         axis.major_tick_out = 4
         axis.minor_tick_line_color = None
     fig.yaxis.formatter = NumeralTickFormatter(format="0,0.[000]")
-    if not frame.log_y:
+    if frame.log_y:
+        # Bokeh's own ticks are spaced evenly below two decades, and leave the lower half of the axis without a number.
+        fig.yaxis.ticker = models.FixedTicker(ticks=LOG_TICKS)
+        fig.ygrid.ticker = models.FixedTicker(ticks=LOG_TICKS)
+    else:
         fig.yaxis.ticker.desired_num_ticks = 5
     if not isinstance(fig.x_range, FactorRange):
         fig.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]")

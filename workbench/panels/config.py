@@ -76,15 +76,13 @@ class ConfigPanel(Panel):
 
     def _children(self) -> list[Any]:
         editor = W.VBox([self._text_box, self._findings], layout=W.Layout(flex="1 1 0", min_width="0"))
-        buttons = W.HBox(
-            [self._apply, self._save, self._revert, self._fix, self._result],
-            layout=W.Layout(width="100%", align_items="center"),
-        )
+        buttons = W.HBox([self._apply, self._save, self._revert, self._fix], layout=W.Layout(margin="4px 0 0"))
+        left = W.VBox([self._form.box, buttons], layout=W.Layout(flex="0 0 auto"))
         return [
             W.HBox([self._model, self._head], layout=W.Layout(width="100%")),
-            W.HBox([self._form.box, editor], layout=W.Layout(width="100%", overflow="hidden")),
+            W.HBox([left, editor], layout=W.Layout(width="100%", overflow="hidden")),
+            self._result,
             self._plan,
-            buttons,
             W.HTML('<div class="wb-rule"></div>'),
             halves(self._breakdown.view, self._batches.view),
         ]

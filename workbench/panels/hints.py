@@ -73,9 +73,11 @@ def _batching(seen: Observed) -> list[str]:
 def _reasons(seen: Observed, limit: int, dynamic: Mapping[str, Any]) -> list[str]:
     delay = int(dynamic.get("max_queue_delay_microseconds") or 0)
     found = []
-    if seen.share("full") > 0.5:
+    # Batches of before the last edit are among them: full only counts at the size that is in force.
+    full = seen.counts.get((limit, "full"), 0) / seen.batches
+    if full > 0.5:
         found.append(
-            f"{seen.share('full'):.0%} of the batches are full ({limit} rows): max_batch_size holds throughput back, "
+            f"{full:.0%} of the batches are full ({limit} rows): max_batch_size holds throughput back, "
             "if the model is faster with more rows."
         )
     if seen.share("delay") > 0.5:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
-COLUMNS = "minmax(110px,1.5fr) 92px minmax(120px,2.2fr) 70px 60px 70px 62px 62px 56px"  # model … failed
-HEADERS = ("model", "state", "batching", "instances", "waiting", "infer/s", "p50 (ms)", "p99 (ms)", "failed")
+COLUMNS = "minmax(120px,1.9fr) 92px 96px minmax(110px,1.5fr) 70px 60px 70px 62px 62px 52px"  # model … failed
+HEADERS = ("model", "state", "backend", "batching", "instances", "waiting", "infer/s", "p50 (ms)", "p99 (ms)", "failed")
 EVENTS = 9
 KINDS = {"process": "background process", "kernel": "in this kernel", "remote": "remote server"}
 
@@ -60,7 +60,7 @@ class OverviewPanel(Panel):
         keys = [(row.name, row.version) for row in snapshot.models]
         if list(self._rows) != keys:
             self._rows = {key: self._rows.get(key) or _Row(self, key[0]) for key in keys}
-            top = cells((text, i > 2) for i, text in enumerate(HEADERS))
+            top = cells((text, i > 3) for i, text in enumerate(HEADERS))
             line = W.HTML(f'<div class="wb-row wb-top" style="grid-template-columns:{COLUMNS}">{top}</div>')
             space = W.Box(layout=W.Layout(width=_BUTTONS, flex="0 0 auto"))
             line.layout.flex = "1 1 0"
@@ -74,7 +74,7 @@ class OverviewPanel(Panel):
         rows = [[c for c, _ in _cells(row, snapshot)] for row in snapshot.models]
         return [
             head_html(snapshot),
-            table(HEADERS, rows, left=3),
+            table(HEADERS, rows, left=4),
             self._throughput.draw_again(),
             events_html(snapshot),
         ]
@@ -180,6 +180,7 @@ def _cells(row: ModelRow, snapshot: SessionSnapshot) -> list[tuple[str, bool]]:
     return [
         (f"<b>{escape(row.name)}</b>{version}{dirty}", False),
         (state_chip(row.state), False),
+        (f'<span class="wb-muted">{escape(row.backend)}</span>', False),
         (f'<span class="wb-muted" title="{escape(batching)}">{escape(batching)}</span>', False),
         (instances, True),
         (str(row.pending) if ready else NONE, True),
@@ -199,24 +200,23 @@ def row_html(row: ModelRow, snapshot: SessionSnapshot) -> str:
 
 def batching_text(row: ModelRow) -> str:
     """How a model batches, in a few words."""
-    parts = [row.backend] if row.backend else []
-    parts.append(f"max_batch_size {row.max_batch_size}" if row.max_batch_size else "max_batch_size 0: no batching")
-    if row.batching:
-        parts.append(row.batching)
-    return " · ".join(parts)
+    if row.max_batch_size <= 0:
+        return "one request at a time"
+    if row.batching in ("", "none"):
+        return f"off (max_batch_size {row.max_batch_size})"
+    return f"{row.batching}, up to {row.max_batch_size} rows"
 
 
 def events_html(snapshot: SessionSnapshot, count: int = EVENTS) -> str:
     """The last events, newest first."""
     lines = ["<b>Last events</b>"]
     for event in list(snapshot.events)[-count:][::-1]:
-        get = event.get if isinstance(event, dict) else lambda name, e=event: getattr(e, name, "")
-        clock = datetime.fromtimestamp(int(get("wall_ms") or 0) / 1000, UTC).astimezone().strftime("%H:%M:%S")
-        tone = {"error": "bad", "warning": "warn"}.get(str(get("level")), "")
-        kind = chip(str(get("kind")), tone) if tone else f'<span class="wb-muted">{escape(get("kind"))}</span>'
-        text = f"<b>{escape(get('model'))}</b> {escape(get('text'))}" if get("model") else escape(get("text"))
+        clock = datetime.fromtimestamp(event.wall_ms / 1000, UTC).astimezone().strftime("%H:%M:%S")
+        tone = {"error": "bad", "warning": "warn"}.get(event.level, "")
+        kind = chip(event.kind, tone) if tone else f'<span class="wb-muted">{escape(event.kind)}</span>'
+        text = f"<b>{escape(event.model)}</b> {escape(event.text)}" if event.model else escape(event.text)
         lines.append(
-            f'<div class="wb-event" title="{escape(get("text"))}"><span class="wb-mono wb-muted">{clock}</span>'
+            f'<div class="wb-event" title="{escape(event.text)}"><span class="wb-mono wb-muted">{clock}</span>'
             f"<span>{kind}</span><span>{text}</span></div>"
         )
     if len(lines) == 1:

@@ -38,7 +38,8 @@ def render_blocks(blocks: Sequence[str | Chart]) -> tuple[str, str]:
 def picture(blocks: Sequence[str | Chart]) -> str:
     """The blocks with still pictures of the charts: small, and without a script."""
     drawn = [f"<div>{header_html(block)}{to_svg(block)}</div>" for block in blocks if isinstance(block, Chart)]
-    return f'<div class="wb-panel">{_arranged(blocks, drawn)}</div>'
+    style = "font: 13px/1.45 system-ui, sans-serif"
+    return f'<div class="wb-panel" style="{style}">{_arranged(blocks, drawn)}</div>'
 
 
 def _arranged(blocks: Sequence[str | Chart], drawn: Sequence[str]) -> str:
