@@ -229,6 +229,7 @@ BAD: list[tuple[str, bytes, int, str]] = [
         400,
         f"invalid shape for input 'I': shape [{-(2**63)}] contains one or more invalid dimensions",
     ),
+    ("absurd dim", one_input(shape=[2**64]), 500, "Unable to parse 'shape': attempt to access JSON non-unsigned-int"),
     (
         "overflowing dims",
         one_input(shape=[2**32, 2**32]),

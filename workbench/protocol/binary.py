@@ -61,14 +61,12 @@ def to_buffer(tensor: Tensor) -> Buffer:
     array = tensor.data
     if tensor.datatype == "BYTES":
         return encode_bytes(array)
+    if _LITTLE and array.nbytes < 4096 and array.dtype.byteorder != ">":
+        return array.tobytes()
     if not _LITTLE or array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    if array.size == 0:
-        return b""
-    if array.nbytes < 4096:
-        return array.tobytes()
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -94,13 +92,14 @@ def from_buffer(
     Raises:
         InvalidRequest: the bytes do not fit the shape (Triton's texts).
     """
-    check_rank(name, shape)
+    if len(shape) > _MAX_NDIM:
+        check_rank(name, shape)
     if datatype == "BYTES":
         return Tensor(name, datatype, shape, decode_bytes(name, shape, view, model=model, request_id=request_id))
     row = datatypes.BY_WIRE.get(datatype)
     if row is None:
         return _of_no_type(name, shape)
-    expected = element_count(shape) * row.itemsize
+    expected = math.prod(shape) * row.itemsize
     if expected != view.nbytes:
         raise InvalidRequest(
             f"{request_prefix(request_id)}input byte size mismatch for input '{name}' for model '{model}'. "

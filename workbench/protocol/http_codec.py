@@ -169,9 +169,7 @@ def decode_response(body: Buffer, header_length: int | None = None) -> Inference
             response.outputs.append(from_buffer(name, datatype, shape, view[offset:end]))
             offset = end
         else:
-            array = js.array_from_json(
-                name, datatype, shape, entry.get("data"), model=response.model_name, request_id="", max_size=2**62
-            )
+            array = js.array_from_json(js.Source(name, datatype, response.model_name), shape, entry.get("data"))
             response.outputs.append(Tensor(name, datatype, shape, array))
     return response
 

@@ -20,6 +20,8 @@ SHARED_MEMORY_DISABLED = "Client shared memory is disabled. Start the server wit
 RESERVED_PARAMETER = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
 
 _FLAGS = ("sequence_start", "sequence_end")
+_UINT64_MAX = 2**64 - 1
+_NO_PARAMETERS: dict[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -107,47 +109,48 @@ def _read_parameters(request: DecodedRequest, parameters: Any) -> None:
 
 
 def _read_inputs(request: DecodedRequest, head: Any, rest: memoryview, options: DecodeOptions) -> None:
-    offset = 0
-    seen: set[str] = set()
+    # The hot loop of the server: types are checked in place, and helpers called only to say what is wrong.
+    offset, available = 0, rest.nbytes
+    model, inputs = request.model_name, request.inputs
     for item in fields.array(head, "inputs"):
-        entry = item if type(item) is dict else {}
-        parameters = fields.parameters_of(entry)
+        entry: dict[str, Any] = item if type(item) is dict else {}
+        parameters = entry.get("parameters")
+        if type(parameters) is not dict:
+            parameters = _NO_PARAMETERS
         if ("binary_data_size" in parameters) + ("shared_memory_region" in parameters) + ("data" in entry) != 1:
             _refuse_sources(entry, parameters)
-        name = fields.string(fields.member(entry, "name"), "name")
-        datatype = fields.string(fields.member(entry, "datatype"), "datatype")
-        shape = tuple(fields.unsigned(dim, "shape") for dim in fields.array(entry, "shape"))
-        if name in seen:
-            raise InvalidRequest(f"{request_prefix(request.id)}input '{name}' already exists in request")
-        seen.add(name)
+        name, datatype, dims = entry.get("name"), entry.get("datatype"), entry.get("shape")
+        if type(name) is not str or type(datatype) is not str or type(dims) is not list:
+            name = fields.string(fields.member(entry, "name"), "name")
+            datatype = fields.string(fields.member(entry, "datatype"), "datatype")
+            dims = fields.array(entry, "shape")
+        for dim in dims:
+            if type(dim) is not int or not 0 <= dim <= _UINT64_MAX:
+                fields.unsigned(dim, "shape")
+        shape = tuple(dims)
+        for known in inputs:
+            if known.name == name:
+                raise InvalidRequest(f"{request_prefix(request.id)}input '{name}' already exists in request")
         if "binary_data_size" in parameters:
-            size = fields.unsigned(parameters["binary_data_size"], "binary_data_size")
-            if size > rest.nbytes - offset:
-                missing = size - (rest.nbytes - offset)
+            size = parameters["binary_data_size"]
+            if type(size) is not int or not 0 <= size <= _UINT64_MAX:
+                fields.unsigned(size, "binary_data_size")
+            end = offset + size
+            if end > available:
                 raise InvalidRequest(
-                    f"unexpected size for input '{name}', expecting {missing} additional bytes for model "
-                    f"'{request.model_name}'"
+                    f"unexpected size for input '{name}', expecting {end - available} additional bytes for model "
+                    f"'{model}'"
                 )
-            part = rest[offset : offset + size]
-            offset += size
-            tensor = from_buffer(name, datatype, shape, part, model=request.model_name, request_id=request.id)
+            inputs.append(from_buffer(name, datatype, shape, rest[offset:end], model=model, request_id=request.id))
+            offset = end
         elif "shared_memory_region" in parameters:
             raise Unsupported(SHARED_MEMORY_DISABLED)
         else:
             check_rank(name, shape)
-            array = js.array_from_json(
-                name,
-                datatype,
-                shape,
-                entry["data"],
-                model=request.model_name,
-                request_id=request.id,
-                max_size=options.max_input_size,
-            )
-            tensor = Tensor(name, datatype, shape, array)
-        request.inputs.append(tensor)
-    if offset != rest.nbytes:
-        raise InvalidRequest(f"unexpected additional input data for model '{request.model_name}'")
+            source = js.Source(name, datatype, model, request.id, options.max_input_size)
+            inputs.append(Tensor(name, datatype, shape, js.array_from_json(source, shape, entry["data"])))
+    if offset != available:
+        raise InvalidRequest(f"unexpected additional input data for model '{model}'")
 
 
 def _refuse_sources(entry: Any, parameters: Mapping[str, Any]) -> None:
@@ -171,20 +174,32 @@ def _read_outputs(outputs: Any) -> list[RequestedOutput]:
     if type(outputs) is not list:
         raise js.type_error("outputs", js.NOT_ARRAY)
     found: dict[str, RequestedOutput] = {}
-    for entry in outputs:
-        parameters = fields.parameters_of(entry)
-        if "shared_memory_region" in parameters and "classification" in parameters:
-            raise InvalidRequest("Output can't set both 'shared_memory_region' and 'classification'")
-        name = fields.string(fields.member(entry, "name"), "name")
-        kept: dict[str, Parameter] = {}
-        if "classification" in parameters:
-            kept["classification"] = fields.unsigned(parameters["classification"], "classification", "Unable to set")
-        if "shared_memory_region" in parameters:
-            raise Unsupported(SHARED_MEMORY_DISABLED)
-        if "binary_data" in parameters:
-            kept["binary_data"] = fields.boolean(parameters["binary_data"], "binary_data")
-        found.setdefault(name, RequestedOutput(name, kept))  # asked twice is asked once, as the 2.51 binary has it
+    for item in outputs:
+        entry: dict[str, Any] = item if type(item) is dict else {}
+        parameters = entry.get("parameters")
+        name = entry.get("name")
+        if type(parameters) is not dict or not parameters:
+            kept: Mapping[str, Parameter] = _NO_PARAMETERS
+        else:
+            kept = _output_parameters(parameters)
+        if type(name) is not str:
+            name = fields.string(fields.member(entry, "name"), "name")
+        if name not in found:  # asked twice is asked once, as the 2.51 binary has it
+            found[name] = RequestedOutput(name, kept)
     return list(found.values())
+
+
+def _output_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Parameter]:
+    if "shared_memory_region" in parameters:
+        if "classification" in parameters:
+            raise InvalidRequest("Output can't set both 'shared_memory_region' and 'classification'")
+        raise Unsupported(SHARED_MEMORY_DISABLED)
+    kept: dict[str, Parameter] = {}
+    if "classification" in parameters:
+        kept["classification"] = fields.unsigned(parameters["classification"], "classification", "Unable to set")
+    if "binary_data" in parameters:
+        kept["binary_data"] = fields.boolean(parameters["binary_data"], "binary_data")
+    return kept
 
 
 def raw_request(body: Buffer, config: Any, options: DecodeOptions) -> DecodedRequest:

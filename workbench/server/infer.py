@@ -88,7 +88,10 @@ class InferEndpoint:
         ):
             request = decode_request(body, None if length is None else number, known[1])
             request.client = exchange.client
-            self._submit(exchange, request, known[0])
+            exchange.body = b""
+            ticket = self.engine.submit(request, _Call(self, exchange, request, known[0]))
+            if not exchange.answered:
+                exchange.on_gone = ticket.cancel
         else:
             self._handle_unusual(exchange, *known)
 
@@ -138,8 +141,8 @@ class InferEndpoint:
         self.threads.submit(work).add_done_callback(done)
 
     def _submit(self, exchange: Exchange, request: DecodedRequest, config: Any) -> None:
-        call = _Call(self, exchange, request, config)
-        ticket = self.engine.submit(request, call)
+        exchange.body = b""
+        ticket = self.engine.submit(request, _Call(self, exchange, request, config))
         if not exchange.answered:
             exchange.on_gone = ticket.cancel
 
@@ -154,7 +157,6 @@ class _Call:
         self._exchange = exchange
         self._request = request
         self._config = config
-        exchange.body = b""
 
     def __call__(self, response: InferenceResponse) -> None:
         exchange = self._exchange
@@ -180,10 +182,10 @@ class _Call:
             exchange.fail(error)
 
     def _is_long(self, response: InferenceResponse) -> bool:
-        total = 0
         for tensor in response.outputs:
-            total += tensor.data.size
-        return total > _OFF_LOOP_ELEMENTS and not self._all_binary(response)
+            if tensor.data.size > _OFF_LOOP_ELEMENTS:
+                return not self._all_binary(response)
+        return False
 
     def _all_binary(self, response: InferenceResponse) -> bool:
         request = self._request
