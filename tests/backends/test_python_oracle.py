@@ -67,9 +67,7 @@ ANSWERED: dict[str, tuple[str, str]] = {
         "",
     ),
     "error_unavailable": (
-        body(
-            "e = pb_utils.TritonError('x', pb_utils.TritonError.UNAVAILABLE)\nreturn [pb_utils.InferenceResponse([], e)]"
-        ),
+        body("out = [pb_utils.InferenceResponse([], pb_utils.TritonError('x', pb_utils.TritonError.UNAVAILABLE))]"),
         "",
     ),
     "no_outputs": (body("out.append(pb_utils.InferenceResponse([]))"), ""),

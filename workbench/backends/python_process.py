@@ -80,6 +80,7 @@ class ProcessInstance:
         self._child: Child | None = None
         self._channel: ServerChannel | None = None
         self._pidfd = -1
+        self._spawning: Future[Child] | None = None
         self._opened: Future[None] | None = None
         self._flights: dict[int, Flight] = {}
         self._next = 0
@@ -106,7 +107,8 @@ class ProcessInstance:
         Raises:
             BackendError: what the model raised, in Triton's words; or the process died.
         """
-        child = self._keeper.spawn(self._options.interpreter, self._spec.name).result()
+        self._spawning = self._keeper.spawn(self._options.interpreter, self._spec.name)
+        child = self._spawning.result()
         opened: Future[None] = Future()
         self._opened = opened
         self._loop.call_soon_threadsafe(self._attach, child)
@@ -119,6 +121,14 @@ class ProcessInstance:
     def close(self) -> None:
         """Ends the process: finalize, then terminate, then kill. Blocks; not on the loop."""
         child = self._on_loop(self._begin_close)
+        if self._spawning is not None:  # a restart is under way: what it starts is not wanted any more
+            try:
+                late = self._spawning.result(30.0)
+            except (BackendError, TimeoutError):
+                late = None
+            if late is not None:
+                late.sock.close()
+                late.end(0.0, 0.0)
         if child is not None:
             how = child.end(self._options.finalize_s, self._options.terminate_s)
             if how != "ended":
@@ -144,10 +154,10 @@ class ProcessInstance:
         return done.result(10.0)
 
     def _begin_close(self) -> Child | None:
-        first, self._state = self._state, State.CLOSING
+        self._state = State.CLOSING
         if self._timer is not None:
             self._timer.cancel()
-        if self._channel is not None and first in (State.READY, State.STARTING):
+        if self._channel is not None:
             self._channel.send(wire.FINALIZE, None)
         self._fail_waiting()
         return self._child
@@ -310,10 +320,8 @@ class ProcessInstance:
 
     def _attach(self, child: Child) -> None:
         if self._state is State.CLOSING:
-            child.popen.kill()
-            child.sock.close()
-            self._reap(child)
-            return
+            return  # close ends it
+        self._spawning = None
         self._child = child
         self._channel = ServerChannel(self._loop, child.sock, self._frame, self._ended)
         if hasattr(os, "pidfd_open"):
@@ -412,16 +420,21 @@ class ProcessInstance:
 
     def _restart(self) -> None:
         self._timer = None
-        future = self._keeper.spawn(self._options.interpreter, self._spec.name)
+        future = self._spawning = self._keeper.spawn(self._options.interpreter, self._spec.name)
 
         def done(future: Future[Child]) -> None:
             error = future.exception()
             if error is None:
                 self._loop.call_soon_threadsafe(self._attach, future.result())
             else:
-                self._loop.call_soon_threadsafe(self._down, str(error))
+                self._loop.call_soon_threadsafe(self._not_started, str(error))
 
         future.add_done_callback(done)
+
+    def _not_started(self, why: str) -> None:
+        self._spawning = None
+        if self._state is not State.CLOSING:
+            self._down(why)
 
     def _reap(self, child: Child) -> None:
         """Takes the exit status, off the loop, and says how the process ended."""

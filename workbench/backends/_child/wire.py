@@ -40,6 +40,7 @@ COPY_LIMIT = 4096
 """A tensor up to this size is copied when it is packed, which is faster than keeping its array."""
 
 _PADDING = bytes(ALIGN)
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class ProtocolError(Exception):
@@ -204,7 +205,7 @@ class FrameReader:
         """
         self._make_room()
         view = memoryview(self._buffer)[self._end :]
-        count, ancillary, _, _ = sock.recvmsg_into([view], 512)
+        count, ancillary, _, _ = sock.recvmsg_into([view], 512, _CLOEXEC)
         view.release()
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
