@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +292,21 @@ def test_leaving_a_blocking_call_cancels_it(gate: Gate, tmp_path: Path, make_eng
         engine.infer(request("gate", parameters={"do": "cancel"}), timeout_s=0.05)
     gate.open.set()
     wait_until(lambda: engine.snapshot().version("gate").failures["CANCELED"] == 1)
+
+
+def test_tensors_are_let_go_at_once(repository: Path, make_engine: Any) -> None:
+    """Not at the next garbage collection: requests may hold large tensors."""
+    engine = make_engine(repository)
+    engine.infer(request())
+    gc.collect()
+    gc.disable()
+    try:
+        arrays = [np.ones((1, 4), F) for _ in range(8)]
+        seen = [weakref.ref(array) for array in arrays]
+        asked = Asker(engine).send([InferenceRequest("double", [tensor("x", array)]) for array in arrays])
+        for each in asked:
+            each.wait()
+        del arrays, asked, each
+        wait_until(lambda: all(ref() is None for ref in seen), 5)
+    finally:
+        gc.enable()

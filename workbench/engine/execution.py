@@ -75,6 +75,15 @@ class Run:
         """Whether the client has gone away. Thread-safe."""
         return self.tickets[index].cancelled
 
+    def release(self) -> None:
+        """Every request has ended: lets go of the tensors now rather than at some garbage collection."""
+        execution = self.execution
+        execution.requests = ()
+        execution.respond = _no_response
+        execution.finish = _no_finish
+        execution.is_cancelled = _is_over
+        self.finals = []
+
     def durations(self) -> tuple[int, int, int]:
         """Input, infer and output durations in ns; a stamp that the backend left out counts as the one before it."""
         execution = self.execution
@@ -83,6 +92,18 @@ class Run:
         input_end = execution.input_end or start
         output_start = execution.output_start or end
         return input_end - start, output_start - input_end, end - output_start
+
+
+def _no_response(index: int, response: InferenceResponse) -> None:
+    """The request has ended."""
+
+
+def _no_finish(error: WorkbenchError | None) -> None:
+    """The batch has ended."""
+
+
+def _is_over(index: int) -> bool:
+    return True
 
 
 class InstanceSlot:

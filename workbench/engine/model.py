@@ -233,18 +233,21 @@ class ModelVersion:
         self.statistics.recent.append((batch.rows, batch.reason))
         # Triton's Python backend reports a batch that failed as executed, its other backends do not
         counts = getattr(self.loaded, "counts_failed_batches", False)
+        ended = True
         answered: bool = counts and not isinstance(run.error, InstanceDied)
         for index, ticket in enumerate(run.tickets):
             response = run.finals[index]
             if response is None:
                 if run.error is None and self.decoupled:
-                    answered = True
+                    answered, ended = True, False
                     continue
                 response = self._unanswered(ticket, run.error)
             answered = answered or response.error is None
             self.deliver(ticket, response)
         if answered:
             self.statistics.execution(batch.rows, run.durations())
+        if ended:
+            run.release()
 
     def _unanswered(self, ticket: Ticket, error: WorkbenchError | None) -> InferenceResponse:
         if error is None:
@@ -292,6 +295,8 @@ class ModelVersion:
             ticket.on_response(response)
         except Exception as error:
             self.core.loop.call_exception_handler({"message": "a response callback failed", "exception": error})
+        if response.final:
+            ticket.release()
 
     def _fail(self, ticket: Ticket, error: WorkbenchError) -> None:
         self.deliver(ticket, InferenceResponse(self.name, self.version, ticket.request.id, error=error))
@@ -333,6 +338,7 @@ class ModelVersion:
             ticket.arrival, ticket.arrival, start, input_end, output_start, compute_end, now, batch_seq, instance,
             status, text, ticket.id,
         )  # fmt: skip
+        ticket.run = None
         if self._on_empty is not None and not self._open:
             self._on_empty()
 
