@@ -257,3 +257,65 @@ def test_the_same_answers_as_a_real_triton(triton: str, server: RunningServer) -
             different.append(f"{name}\n  triton {theirs}\n  here   {mine}")
     assert total > 180
     assert not different, "\n".join(different)
+
+
+def shape_of(value: Any) -> Any:
+    """The structure of a JSON value: keys and types, numbers left out."""
+    if isinstance(value, dict):
+        return {key: shape_of(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape_of(item) for item in value]
+    return type(value).__name__
+
+
+def counts_of(row: Any) -> Any:
+    """What does not depend on speed."""
+    return {
+        "inference_count": row["inference_count"],
+        "execution_count": row["execution_count"],
+        "counts": {name: pair["count"] for name, pair in row["inference_stats"].items()},
+        "batches": [(batch["batch_size"], batch["compute_infer"]["count"]) for batch in row["batch_stats"]],
+    }
+
+
+def test_the_same_statistics_after_the_same_requests(triton: str, server: RunningServer) -> None:
+    ours = server.http_url.removeprefix("http://")
+    rows = []
+    for address in (triton, ours):
+        for verb in ("unload", "load"):  # fresh counters
+            status, _, body = ask(address, ("POST", f"/v2/repository/models/ints/{verb}", {}, {}))
+            assert status == 200, body
+        for size in (1, 3, 3, 8):
+            given = one(datatype="INT64", shape=[size, 2], data=[1] * (2 * size))
+            assert ask(address, ("POST", infer("ints"), given, {}))[0] == 200
+        assert ask(address, ("POST", infer("ints"), one(), {}))[0] == 400  # refused before the queue: not counted
+        rows.append(
+            json.loads(ask(address, ("GET", "/v2/models/ints/versions/1/stats", None, {}))[2])["model_stats"][0]
+        )
+    assert counts_of(rows[0]) == counts_of(rows[1])
+    assert shape_of(rows[0]) == shape_of(rows[1])
+
+
+def test_the_same_index_and_metadata_while_models_come_and_go(triton: str, server: RunningServer) -> None:
+    ours = server.http_url.removeprefix("http://")
+    seen: list[list[Any]] = [[], []]
+    for address, found in zip((triton, ours), seen, strict=True):
+        for name in ("texts", "halves", "plain", "ints"):
+            metadata = json.loads(ask(address, ("GET", f"/v2/models/{name}", None, {}))[2])
+            found.append({key: value for key, value in metadata.items() if key != "platform"})
+        assert ask(address, ("POST", "/v2/repository/models/halves/unload", {}, {}))[0] == 200
+        for _ in range(200):
+            index = json.loads(ask(address, ("POST", "/v2/repository/index", {}, {}))[2])
+            (row,) = [row for row in index if row["name"] == "halves"]
+            if row["state"] == "UNAVAILABLE":
+                break
+            threading.Event().wait(0.02)
+        found.append(sorted(index, key=lambda row: str(row["name"])))
+        found.append(ask(address, ("GET", "/v2/health/ready", None, {}))[0])
+        found.append(ask(address, ("GET", "/v2/models/halves/ready", None, {})))
+        found.append(ask(address, ("GET", "/v2/models/halves", None, {})))
+        found.append(ask(address, ("POST", infer("halves"), one(), {})))
+        found.append(ask(address, ("GET", "/v2/models/halves/config", None, {})))
+        assert ask(address, ("POST", "/v2/repository/models/halves/load", {}, {}))[0] == 200
+        found.append(ask(address, ("GET", "/v2/models/halves/ready", None, {})))
+    assert seen[0] == seen[1]
