@@ -249,3 +249,18 @@ def test_a_point_survives_json() -> None:
     assert point.config["max_batch_size"] == 8
     assert point.environment["cpus"] >= 1
     assert "infer/s" in repr(point)
+
+
+@pytest.mark.parametrize(("stall_ms", "valid"), [(5.0, True), (200.0, False)])
+def test_stalls_of_the_servers_loop_are_said_and_judged(stall_ms: float, valid: bool) -> None:
+    class Stalling(ServerTarget):
+        def loop_stalls(self) -> list[tuple[int, float]]:
+            now = time.monotonic_ns()
+            return [(now - 100_000_000, stall_ms), (now - 10**12, 5000.0)]  # the second one was long before
+
+    with ScriptedServer(lambda n: 0.002) as server:
+        point = measure(Stalling(server.url), "m", Load.closed(2, **short()), inputs=INPUTS)
+    said = [text for text in (*point.reasons, *point.notes) if "stood still 1 times" in text]
+    assert len(said) == 1
+    assert (said[0] in point.notes) is valid
+    assert point.valid is valid

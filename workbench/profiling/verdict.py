@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from workbench.clock import Clock, monotonic_ns
@@ -10,6 +11,9 @@ from workbench.profiling.load import Load
 from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import ServerSide
 from workbench.profiling.target import Target, stalls_between
+
+P99_REQUESTS = 368
+"""From so many requests on a 95 % interval of p99 has an upper end: the smallest n with 1 - 0.99^n >= 97.5 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
         notes.append(f"{client.failed} of {total} requests failed; latencies are those of the others")
         if client.failed > total / 2:
             reasons.append("most requests failed")
+    if client.n and math.isnan(client.p99.high):
+        notes.append(f"p99 has no upper bound: it rests on {client.n} requests, {P99_REQUESTS} are needed for one")
     reasons += _lag(evidence, options)
     stalls = stalls_between(target, samples.window)
     if stalls:
