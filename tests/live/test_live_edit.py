@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from live_edit import LoadInBackground, check_live_edit, served
+from live_edit import DELAY, LoadInBackground, check_live_edit, served
 from onnx_models import scale
 
 from workbench.clock import monotonic_ns, sleep
@@ -90,6 +91,87 @@ def test_a_reload_of_onnx_weights_under_load_loses_nothing_and_changes_the_answe
     assert samples.ok.all()
     assert len(samples.sent) > 300
     assert served(server, "double", last) == (len(samples.sent) + 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "edits"),
+    [
+        pytest.param(
+            "tokenizer",
+            [
+                ("instance_group[0].count=3", "instances"),
+                ("dynamic_batching.preferred_batch_size=[4, 8]", "live"),
+                ("dynamic_batching.priority_levels=3", "live"),
+                ("dynamic_batching.default_priority_level=2", "live"),
+                ("instance_group[0].count=1", "instances"),
+                ('parameters["max_length"].string_value="64"', "reload"),
+                ("max_batch_size=32", "reload"),
+            ],
+            id="python",
+        ),
+        pytest.param(
+            "double",
+            [
+                ("instance_group[0].count=2", "instances"),
+                ("max_batch_size=16", "live"),
+                ("instance_group[0].count=1", "instances"),
+                ('parameters["intra_op_thread_count"].string_value="2"', "reload"),
+            ],
+            id="onnx",
+        ),
+    ],
+)
+def test_every_class_of_change_under_load_loses_nothing(
+    server: WorkbenchServer, model: str, edits: list[tuple[str, str]]
+) -> None:
+    last = server.record_columns().last_seq
+    steps = [
+        # What cannot stand without the other goes together.
+        (edit, *(["dynamic_batching.default_priority_level=2"] if "priority_levels" in edit else []))
+        for edit, _ in edits
+    ]
+    with LoadInBackground(server, model, duration_s=4.0) as load:
+        for (_, kind), step in zip(edits, steps, strict=True):
+            sleep(0.15)
+            result = server.configure(model, *step)
+            assert result.change_class in (kind, "none"), result
+            if kind == "live":
+                assert result.took_ms < 100
+        server.revert(model)
+        samples = load.finish()
+    assert samples.errors() == {}
+    assert samples.ok.all()
+    assert served(server, model, last) == (len(samples.sent), 0)
+    assert not server.config(model).dirty
+
+
+def test_killing_the_server_in_a_sweep_leaves_the_files_and_takes_the_models_with_it(server: WorkbenchServer) -> None:
+    folder = server.repository_paths[0]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    children = instance_processes(server)
+    assert children
+    job = server.session.start_sweep(
+        "tokenizer", {DELAY: [1000, 2000, 3000]}, concurrency=4, duration_s=5.0, warmup_s=0.1, store=None
+    )
+    assert until(lambda: server.config("tokenizer").dirty)
+    os.kill(server.pid, signal.SIGKILL)
+    result = job.wait(60)
+    assert result is not None
+    assert "no server answers" in result.error or "closed the connection" in result.error
+    assert not result.restored
+    assert result.status == "failed"
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert until(lambda: not any(child.is_running() for child in children))
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    """Whether it becomes true in time."""
+    end = monotonic_ns() + int(timeout_s * 1e9)
+    while not condition():
+        if monotonic_ns() > end:
+            return False
+        sleep(0.02)
+    return True
 
 
 def test_a_failed_reload_under_load_keeps_the_old_weights_serving(server: WorkbenchServer) -> None:

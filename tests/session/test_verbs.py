@@ -338,6 +338,12 @@ def test_what_a_remote_triton_cannot_do_is_said_in_words(remote: Server) -> None
 def test_a_remote_triton_is_configured_by_a_load_with_an_override(remote: Server, process: Server) -> None:
     original = remote.model_config("double")
     text = file_of(process).read_bytes()
+    same = remote.configure("double", f"{DELAY}=0")
+    assert (same.change_class, same.dirty, same.diff) == ("none", False, "")
+    planned = remote.configure("double", f"{DELAY}=77", dry_run=True)
+    assert (planned.change_class, planned.took_ms) == ("reload", 0.0)
+    assert "77" in planned.diff
+    assert remote.model_config("double") == original
     result = remote.configure("double", f"{DELAY}=77")
     assert (result.change_class, result.dirty) == ("reload", True)
     assert "reloaded" in result.reasons[0]

@@ -21,6 +21,10 @@ from workbench.session.owned import OwnedProcess, log_path, tail
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
 
+_RELOADS = "a remote Triton takes edits as a load with config override: the model is reloaded"
+CONFIG_AGE_S = 5.0
+"""How old a remote Triton's configuration may be in its state."""
+
 
 class ClientServer(Server):
     """What every server reached by a client shares: KServe v2 and Triton's repository control."""
@@ -246,6 +250,7 @@ class TritonServer(ClientServer):
         super().__init__(client, url=url, name=url)
         self._originals: dict[str, dict[str, Any]] = {}
         self._epochs: dict[str, int] = {}
+        self._configs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._metadata = client.server_metadata()
 
     @property
@@ -261,12 +266,12 @@ class TritonServer(ClientServer):
     def state(self) -> dict[str, Any]:
         """Pieced together from configurations and statistics: no instances, no pending requests, no batches."""
         versions = []
-        statistics = {entry["name"]: entry for entry in self.statistics().get("model_stats", ())}
+        statistics = {(entry["name"], entry["version"]): entry for entry in self.statistics().get("model_stats", ())}
         for entry in self.repository_index():
             if entry.get("state") != "READY":
                 continue
-            config = self.model_config(entry["name"])
-            known = statistics.get(entry["name"], {})
+            config = self._recent_config(entry["name"])
+            known = statistics.get((entry["name"], entry.get("version", "")), {})
             versions.append(
                 {
                     "model": entry["name"],
@@ -283,6 +288,24 @@ class TritonServer(ClientServer):
                 }
             )
         return {"versions": versions, "release": self.release}
+
+    def _recent_config(self, model: str) -> dict[str, Any]:
+        """The configuration, read again every few seconds: a state is asked for often, by a panel that looks on."""
+        now = monotonic_ns()
+        read_at, config = self._configs.get(model, (0, {}))
+        if not config or now - read_at > CONFIG_AGE_S * 1e9:
+            config = self.model_config(model)
+            self._configs[model] = (now, config)
+        return config
+
+    @explained
+    def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
+        """Loads or reloads a model."""
+        try:
+            self._client.load(model, config=config_json(config))
+        finally:
+            self._configs.pop(model, None)
+        self._epochs[model] = self._epochs.get(model, 0) + 1
 
     @explained
     def config(self, model: str) -> ConfigView:
@@ -304,26 +327,27 @@ class TritonServer(ClientServer):
             to_text(from_json(before)).encode(), path=f"{self.url}/v2/models/{model}/config"
         )
         edited = document.edit(list(edits))
-        change = change_class(document.message, edited.message)
+        nothing = change_class(document.message, edited.message).kind == "none"
         result = ConfigureResult(
             model=model,
-            epoch=self._epochs.get(model, 0) + (0 if dry_run else 1),
-            change_class="none" if str(change) == "none" else "reload",
-            reasons=("a remote Triton takes edits as a load with config override: the model is reloaded",),
-            triton="this is what it does",
+            epoch=self._epochs.get(model, 0),
+            change_class="none" if nothing else "reload",
+            reasons=() if nothing else (_RELOADS,),
+            triton="" if nothing else "this is what it does",
             diff=document.diff(edited),
             took_ms=0.0,
-            dirty=True,
+            dirty=model in self._originals or not nothing,
             config=before,
         )
-        if dry_run or result.change_class == "none":
+        if dry_run or nothing:
             return result
         started = monotonic_ns()
         self._override(model, to_json(edited.message, defaults=False))
         self._originals.setdefault(model, before)
         after = self.model_config(model)
         took = (monotonic_ns() - started) / 1e6
-        return replace(result, change_class="reload", took_ms=took, dirty=after != self._originals[model], config=after)
+        dirty = after != self._originals[model]
+        return replace(result, epoch=self._epochs[model], took_ms=took, dirty=dirty, config=after)
 
     def _override(self, model: str, config: Mapping[str, Any]) -> None:
         try:
@@ -336,6 +360,8 @@ class TritonServer(ClientServer):
                     hint="start it with --model-control-mode=explicit",
                 ) from error
             raise
+        finally:
+            self._configs.pop(model, None)
         self._epochs[model] = self._epochs.get(model, 0) + 1
 
     def put_back(self, model: str, config: Mapping[str, Any]) -> ConfigureResult:
@@ -353,9 +379,7 @@ class TritonServer(ClientServer):
             model=model,
             epoch=self._epochs.get(model, 0),
             change_class="reload" if diff else "none",
-            reasons=("a remote Triton takes a configuration as a load with config override: the model is reloaded",)
-            if diff
-            else (),
+            reasons=(_RELOADS,) if diff else (),
             triton="this is what it does" if diff else "",
             diff=diff,
             took_ms=(monotonic_ns() - started) / 1e6,
