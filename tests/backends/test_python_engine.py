@@ -81,6 +81,25 @@ q = pb_utils.InferenceRequest(model_name="double", requested_output_names=["OUT"
     assert int(stats["inference_stats"]["compute_infer"]["ns"]) > 0
 
 
+@pytest.mark.parametrize("execution", ["process", "thread"])
+def test_a_decoupled_model_streams(start: Callable[..., InferenceEngine], tmp_path: Path, execution: str) -> None:
+    code = """
+def later(s, n):
+    for i in range(n):
+        s.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([[i]], np.float32))]))
+    s.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+threading.Thread(target=later, args=(r.get_response_sender(), int(x[0, 0]))).start()
+"""
+    source = body(code).replace("return out", "return None")
+    add(tmp_path, "many", source, "model_transaction_policy { decoupled: true }")
+    engine = start(python_execution=execution)
+    for count in (0, 1, 7):
+        responses = list(engine.infer_stream(request("many", {"IN": np.array([[count]], np.float32)})))
+        values = [response.as_numpy("OUT").item() for response in responses if response.outputs]
+        assert values == list(range(count))
+        assert [response.final for response in responses][-1:] == [True]
+
+
 def test_a_dead_process_is_seen_and_comes_back(start: Callable[..., InferenceEngine], tmp_path: Path) -> None:
     add(tmp_path, "m", "time.sleep(0.3)\n" + body("if x[0, 0] < 0: os._exit(0)\n" + answer()))
     add(tmp_path, "other", body(answer()))
