@@ -264,3 +264,14 @@ def test_stalls_of_the_servers_loop_are_said_and_judged(stall_ms: float, valid: 
     assert len(said) == 1
     assert (said[0] in point.notes) is valid
     assert point.valid is valid
+
+
+def test_a_stop_before_the_start_gives_an_empty_point() -> None:
+    stop = threading.Event()
+    stop.set()
+    with ScriptedServer(lambda n: 0.002) as server:
+        for load in (Load.closed(2, **short()), Load.open(100, **short())):
+            point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS, stop=stop)
+            assert not point.valid
+            assert "stopped" in point.reasons[0]
+            assert point.row()["verdict"] == "not valid"
