@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lab_page import open_notebook, run_all
 from notebooks_layout import lay_out
@@ -136,6 +137,38 @@ def tuned(page: Any, lab: Any, repository: Path) -> Any:
     run_all(page, timeout_s=150)
     ARTIFACTS.mkdir(exist_ok=True)
     return page
+
+
+def test_static_pages_need_no_network(page: Any, tmp_path: Path) -> None:
+    from workbench.charts import batches, breakdown, rows, strips, throughput_latency
+    from workbench.panels.html import page as whole_page
+    from workbench.panels.static import picture, render_blocks
+
+    points = [
+        rows.PointRow(name, str(load), load * 90.0, load * 1.0, load * 3.0, queue_ms=1, compute_input_ms=0.1,
+                      compute_infer_ms=2, compute_output_ms=0.1, valid=load != 4)
+        for name in ("one", "two & <three>") for load in (1, 4, 16)
+    ]  # fmt: skip
+    seconds = np.arange(-60.0, 0.1, 1.0)
+    blocks = [
+        "<b>all of it</b>",
+        throughput_latency.draw_throughput_latency(throughput_latency.throughput_latency_info(points, goal_p99_ms=20)),
+        breakdown.draw_breakdown(breakdown.breakdown_info(points[:3])),
+        batches.draw_batch_histogram(batches.batch_histogram_info({(1, "delay"): 3, (8, "full"): 5})),
+        strips.draw_strip(strips.latency_strip(seconds, {"p50": seconds + 61, "p99": seconds + 70})),
+    ]
+    still = picture(blocks)
+    (tmp_path / "page.html").write_text(whole_page("charts", *render_blocks(blocks)), encoding="utf-8")
+    (tmp_path / "still.html").write_text(whole_page("still", still), encoding="utf-8")
+    page.goto(f"file://{tmp_path}/page.html")
+    page.wait_for_function("() => document.querySelectorAll('[data-root-id] > *').length >= 4", timeout=10_000)
+    page.goto(f"file://{tmp_path}/still.html")
+    assert page.locator("svg").count() == 4
+    assert page.locator("svg text", has_text=re.compile(r"\(ms\)$")).count() >= 3
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / "still.png", full_page=True)
+    assert page.seen.errors == []
+    assert page.seen.external == []
 
 
 def test_run_all_then_clicks_take_effect_at_the_server(tuned: Any) -> None:
