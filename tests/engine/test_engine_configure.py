@@ -283,3 +283,20 @@ def test_live_edit_under_load_is_fast_and_loses_nothing(repository: Path, make_e
     finally:
         stop.set()
     assert not failed
+
+
+def test_a_model_that_failed_can_be_mended_live(repository: Path, make_engine: Any) -> None:
+    file = repository / "double" / "config.pbtxt"
+    file.write_text(CONFIG.replace('string_value: "1"', 'string_value: "many"'))
+    engine = make_engine(repository)
+    assert engine.repository_index()[0]["state"] == "UNAVAILABLE"
+    state = engine.config_state("double")
+    assert not state.dirty
+    threads = 'parameters["intra_op_thread_count"].string_value'
+    with pytest.raises(LoadFailed, match="failed to convert 'more' to integral number"):
+        engine.configure("double", [Edit(threads, "set", "more")])
+    assert engine.config_state("double").document == state.document
+    result = engine.configure("double", [Edit(threads, "set", "1")])
+    assert (result.change_class, result.dirty) == ("reload", True)
+    assert engine.infer(request()).error is None
+    assert engine.repository_index()[0] == {"name": "double", "version": "1", "state": "READY"}

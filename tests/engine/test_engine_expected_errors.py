@@ -15,7 +15,13 @@ from workbench.engine import InferenceEngine
 from workbench.errors import WorkbenchError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "cases"
-GROUPS = ("autofill_noplatform/onnx", "autofill_noplatform/common", "autofill_noplatform/custom", "noautofill_platform")
+GROUPS = (
+    "autofill_noplatform/onnx",
+    "autofill_noplatform/common",
+    "autofill_noplatform/custom",
+    "noautofill_platform",
+    "special_cases",
+)
 WITHOUT_A_CONFIG = ("autofill_noplatform/common/no_version",)
 
 

@@ -33,7 +33,7 @@ class Configurator:
         entry = self._lifecycle.entries.get(name)
         if entry is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        if entry.document is None or not entry.ready():
+        if entry.document is None:
             raise NotReady(
                 f"Request for unknown model: '{name}' has no available versions", hint="load the model first"
             )
@@ -105,7 +105,7 @@ class Configurator:
         gpus = self._lifecycle.gpus(polled.config.backend)
         configs = {number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in models.items()}
         change = self._classify(models, configs)
-        reload = change.kind == "reload" or set(polled.versions) != set(models)
+        reload = change.kind == "reload" or not models or set(polled.versions) != set(models)
         if not dry_run:
             if reload:
                 # versions that do not change stay as they are (a change of the version policy alone)
@@ -116,7 +116,9 @@ class Configurator:
                 if document.data != entry.document.data:
                     adopt(self._core, entry, polled, configs)
         latest = entry.latest()
-        shown = latest.config if latest is not None and not dry_run else configs[max(configs)]
+        shown = configs[max(configs)] if configs else polled.config
+        if latest is not None and not dry_run:
+            shown = latest.config
         saved = ConfigDocument.parse(entry.saved or b"", document.path)
         return ConfigureResult(
             model=entry.name,
@@ -132,6 +134,9 @@ class Configurator:
 
     def _classify(self, models: Mapping[int, ModelVersion], configs: Mapping[int, Any]) -> ConfigChange:
         """What the change needs; the version that needs most decides."""
+        if not models:
+            reason = "no version serves: the model is loaded with this configuration"
+            return ConfigChange("reload", (reason,), "Triton loads the model", ())
         order = ("none", "live", "instances", "reload")
         changes = [
             change_class(model.config, configs[number], backend_reads_max_batch_size=model.loaded.reads_max_batch_size)

@@ -24,12 +24,13 @@ class Run:
     Final responses wait for the batch to end, so that a thread wakes the loop once a batch; others are sent on at once.
     """
 
-    __slots__ = ("batch", "error", "execution", "finals", "finished", "model", "slot", "started", "tickets")
+    __slots__ = ("batch", "epoch", "error", "execution", "finals", "finished", "model", "slot", "started", "tickets")
 
     def __init__(self, model: ModelVersion, slot: InstanceSlot, batch: Batch) -> None:
         self.model = model
         self.slot = slot
         self.batch = batch
+        self.epoch = model.epoch
         tickets: list[Ticket] = batch.items  # type: ignore[assignment]
         self.tickets = tickets
         self.finals: list[InferenceResponse | None] = [None] * len(tickets)

@@ -21,6 +21,7 @@ from workbench.engine.model import ModelVersion
 from workbench.engine.prepare import (
     Polled,
     changed_fields,
+    check_runtime,
     complete_io,
     make_context,
     overlay,
@@ -251,6 +252,11 @@ class Lifecycle:
             number: result for number, result in zip(wanted, results, strict=True) if isinstance(result, ModelVersion)
         }
         if failed:
+            from_file = polled.document.data == (saved or b"")
+            if not entry.ready() and (from_file or entry.document is None):
+                # nothing serves: the configuration is kept all the same, so that it can be seen and edited
+                entry.document, entry.raw, entry.saved = polled.document, polled.raw, saved
+                entry.source, entry.overridden = polled.source, polled.overridden
             await self._undo(entry, loaded, failed)
         entry.epoch += 1
         entry.document, entry.raw, entry.saved = polled.document, polled.raw, saved
@@ -292,6 +298,7 @@ class Lifecycle:
         core, name = self.core, polled.source.name
         host = ModelHost(core, name, self._submit_nested)
         refuse_unserved(polled.config)
+        check_runtime(polled.config)
         backend = await core.on_loader(self.backend, polled.config.backend)
         gpus = self.gpus(polled.config.backend)
         config = await core.on_loader(complete_io, polled, number, backend, host, core.options, gpus)

@@ -227,7 +227,7 @@ class ModelVersion:
             # the instance gets its next batch before clients get their answers
             self._dispatch()
         core.records.add_batch(
-            batch.seq, self.name, self.epoch, slot.spec.name, batch.rows, len(run.tickets), batch.reason,
+            batch.seq, self.name, run.epoch, slot.spec.name, batch.rows, len(run.tickets), batch.reason,
             batch.acquired, run.execution.compute_end,
         )  # fmt: skip
         self.statistics.recent.append((batch.rows, batch.reason))
@@ -333,7 +333,7 @@ class ModelVersion:
             self.statistics.failure(reason, now - ticket.arrival)
             status, text = reason, error.message
         core.records.add_request(
-            self.name, self.version, ticket.epoch if run is None else self.epoch, request.id, request.client,
+            self.name, self.version, ticket.epoch if run is None else run.epoch, request.id, request.client,
             request.parent_seq, request.priority, ticket.rows, "" if ticket.shape_key is None else ticket.shape_key,
             ticket.arrival, ticket.arrival, start, input_end, output_start, compute_end, now, batch_seq, instance,
             status, text, ticket.id,

@@ -83,6 +83,25 @@ def refuse_unserved(config: Any) -> None:
         )
 
 
+def check_runtime(config: Any) -> None:
+    """Refuses a ``runtime`` that Triton would not find or not load; the backend's own library is what there is.
+
+    Raises:
+        InvalidRequest: with Triton's texts (backend_model.cc ``ResolveBackendPaths``).
+    """
+    name = config.runtime
+    if "/" in name or ".." in name:
+        raise InvalidRequest(
+            f"backend library name '{name}' escapes backend directory '{config.backend}', for model '{config.name}', "
+            "check model config runtime field"
+        )
+    if name not in ("", f"libtriton_{config.backend}.so"):
+        raise InvalidRequest(
+            f"unable to find backend library '{name}' for model '{config.name}', searched: '{config.backend}' ",
+            hint=f"leave runtime out, or set it to libtriton_{config.backend}.so",
+        )
+
+
 def make_context(polled: Polled, version: int, config: Any, host: ModelHost, options: EngineOptions) -> ModelContext:
     """What a backend gets to open one version with this configuration."""
     return ModelContext(
