@@ -214,6 +214,22 @@ def table() -> Iterator[tuple[str, Row]]:
         ("/v2/trace/setting", {"trace_rate": "99999999999"}), ("/v2/trace/setting", b""),
     ):  # fmt: skip
         yield post(f"POST {path} {body}", path, body)
+    for body in (
+        {"INPUT0": [1, 2, 3, 4]}, {"INPUT0": [1, 2, 3]}, {"INPUT0": 1}, {"INPUT0": [[1, 2], [3, 4]]}, {"INPUT0": "x"},
+        {"INPUT0": [1, 2, 3, 4], "id": "g", "other": 3, "parameters": {"more": "x"}},
+        {"INPUT0": [1, 2, 3, 4], "o": [1]},
+        {"INPUT0": [1, 2, 3, 4], "parameters": 1}, {}, [], {"id": 1}, {"INPUT0": [1] * 8}, b"{", b"",
+    ):  # fmt: skip
+        yield post(f"generate {body}", "/v2/models/echo/generate", body)
+        yield post(f"generate_stream {body}", "/v2/models/echo/generate_stream", body)
+    for body in ({"INPUT0": "one"}, {"INPUT0": ["one", "two"]}, {"INPUT0": 3}, {"INPUT0": [1]}):
+        yield post(f"generate {body}", "/v2/models/texts/generate", body)
+        yield post(f"generate_stream {body}", "/v2/models/texts/generate_stream", body)
+    yield post("generate integers", "/v2/models/ints/generate", {"INPUT0": [1, 2, 3]})
+    yield post("generate halves", "/v2/models/halves/generate", {"INPUT0": [1, 2]})
+    yield post("generate without batch", "/v2/models/plain/generate", {"INPUT0": [1, 2, 3, 4]})
+    yield post("generate nobody", "/v2/models/nobody/generate", {})
+    yield "GET generate", ("GET", "/v2/models/echo/generate", None, {})
     yield post("odd encoding", infer(), b"{}", {"Content-Encoding": "br"})
     yield post("empty gzip", infer(), b"", {"Content-Encoding": "gzip"})
     yield "PUT", ("PUT", infer(), b"{}", {})

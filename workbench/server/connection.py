@@ -320,15 +320,15 @@ class HttpConnection(asyncio.Protocol):
             transport.writelines([full, *body])
         self._finish(exchange, keep)
 
-    def start_stream(self, exchange: Exchange, kind: str) -> Stream:
+    def start_stream(self, exchange: Exchange, kind: str, status: int) -> Stream:
         """Writes the head of an answer in pieces; see ``Exchange.stream``."""
         stream = self._stream = Stream(self)
         if self.transport is None:
             stream.closed = True
             return stream
         self.transport.write(
-            f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\nTransfer-Encoding: chunked\r\n"
-            "Connection: close\r\n\r\n".encode()
+            f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\n"
+            "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode()
         )
         return stream
 
@@ -387,7 +387,7 @@ class HttpConnection(asyncio.Protocol):
 
     def shut(self) -> None:
         """Closes when nothing is in flight; a stream is ended."""
-        if self._stream is not None:
+        if self._stream is not None and self._stream.endless:
             self._stream.end()
         elif not self.busy and self.transport is not None:
             self.transport.close()

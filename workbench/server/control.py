@@ -186,6 +186,7 @@ class _EventStream:
             return
         self._unsubscribe: Callable[[], None] = log.subscribe(self._wake)
         stream.on_close = self._close
+        stream.endless = True
         stream.write(b": events\n\n")
         self._send()
         self._tick()

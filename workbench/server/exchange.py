@@ -32,7 +32,7 @@ class Line(Protocol):
     ) -> None:
         """Writes an answer."""
 
-    def start_stream(self, exchange: Exchange, kind: str) -> Stream:
+    def start_stream(self, exchange: Exchange, kind: str, status: int) -> Stream:
         """Writes the head of an answer in pieces."""
 
 
@@ -125,19 +125,23 @@ class Exchange:
         LOG.error("%s %s failed", self.method.decode(), self.path.decode("latin-1"), exc_info=error)
         self.error(500, f"internal error: {type(error).__name__}: {error}")
 
-    def stream(self, kind: str) -> Stream:
+    def stream(self, kind: str, status: int = 200) -> Stream:
         """Begins an answer in pieces (chunked)."""
         self.answered = True
-        return self._connection.start_stream(self, kind)
+        return self._connection.start_stream(self, kind, status)
 
 
 class Stream:
-    """An answer that is sent piece by piece; ``closed`` when the client is gone or reads too slowly."""
+    """An answer that is sent piece by piece; ``closed`` when the client is gone or reads too slowly.
+
+    ``endless``: it has no end of its own, so a server that stops ends it.
+    """
 
     def __init__(self, connection: Line, on_close: Callable[[], None] | None = None) -> None:
         self._connection = connection
         self.on_close = on_close
         self.closed = False
+        self.endless = False
 
     def write(self, data: bytes) -> None:
         """Sends a piece. A client that does not take what it is sent is cut off: it can come back for the rest."""

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from workbench.errors import InternalError, InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
 from workbench.protocol import json_data as js
 from workbench.protocol.http_codec import SHARED_MEMORY_DISABLED, json_too_large
+from workbench.server.generate import GenerateEndpoint
 from workbench.server.guard import HostGuard
 from workbench.server.http import JSON, Exchange
 from workbench.server.infer import InferEndpoint
@@ -58,6 +59,7 @@ class KServeApi:
         self.logging = LogSettings(options.log_verbose)
         self.tracing = TraceSettings()
         self.infer = InferEndpoint(engine, options.max_input_size)
+        self.generate = GenerateEndpoint(engine, options.max_input_size)
         self.exiting = False
         self._guard = HostGuard(options.http_address, options.allowed_hosts)
         self._routes: dict[bytes, Handler] = {}
@@ -139,7 +141,12 @@ class KServeApi:
                 infer(exchange, model, version) if exchange.method == b"POST" else exchange.error(405, NOT_ALLOWED)
             )
         if kind in ("generate", "generate_stream"):
-            return lambda exchange: exchange.error(501, f"'{kind}' is not offered by this server yet")
+            generate, streaming = self.generate.handle, kind == "generate_stream"
+            return lambda exchange: (
+                generate(exchange, model, version, streaming=streaming)
+                if exchange.method == b"POST"
+                else exchange.error(405, NOT_ALLOWED)
+            )
         call = {
             "ready": self._model_ready,
             "config": self._model_config,

@@ -148,6 +148,9 @@ class _Stop:
             LOG.warning("--owner-fd %d cannot be read: the server stops", fd)
         self.orphaned = True
         self._event.set()
+        if not self._waiting.wait(_ORPHAN_EXIT_S):
+            # Models still load, which may take minutes or for ever: nobody is there for whom they would.
+            os._exit(1)
 
     def request(self) -> None:
         """Someone asks the server to stop."""
@@ -155,6 +158,7 @@ class _Stop:
 
     def wait(self) -> None:
         """Until there is a reason to stop."""
+        self._waiting.set()
         self._event.wait()
 
     def __enter__(self) -> _Stop:
