@@ -133,6 +133,48 @@ def test_an_owned_server_dies_with_its_parent_however_that_dies(repository: Path
                 stream.close()
 
 
+ENDLESS = """
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep(3600)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_an_owned_server_dies_with_its_parent_also_while_a_model_loads_for_ever(tmp_path: Path) -> None:
+    directory = tmp_path / "models" / "endless" / "1"
+    directory.mkdir(parents=True)
+    (directory / "model.py").write_text(ENDLESS)
+    (directory.parent / "config.pbtxt").write_text(
+        'backend: "python"\ninput [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+        'output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]\ninstance_group [ { kind: KIND_CPU } ]\n'
+    )
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path / "models"), ""], stdin=subprocess.PIPE)
+    found: list[psutil.Process] = []
+
+    def loading() -> bool:
+        found[:] = psutil.Process(parent.pid).children(recursive=True)
+        return len(found) == 2  # the server and the model's process
+
+    try:
+        assert until(loading)
+        parent.kill()
+        parent.wait()
+        assert until(lambda: gone(found[0].pid))
+    finally:
+        parent.kill()
+        for each in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        parent.communicate()
+
+
 DETACHED = "import sys, workbench as wb; print(wb.serve(sys.argv[1], name='lasting', detached=True).pid)"
 
 

@@ -247,13 +247,32 @@ def test_a_sweep_in_the_background_is_in_the_state_and_disturbs_it_little(proces
     result = job.wait(60)
     assert result is not None
     heard = len(calls.times) - began
-    # Before the first point and after each of the four, and at most once within each.
-    assert 1 <= heard <= 5 + 4
+    # Before the first point and after each of the four; nothing in between.
+    assert 1 <= heard <= 5 + 1
     assert [point.error for point in result.points] == [""] * 4
     assert result.restored
     assert not process.config("double").dirty
     assert until(lambda: not state.measuring)
     assert calls.wait(began + heard + 2)  # the usual pace again
+    unsubscribe()
+
+
+def test_within_a_measured_window_subscribers_hear_once_however_often_they_ask(state: SessionState) -> None:
+    calls = Calls()
+    unsubscribe = state.subscribe(calls)
+    assert calls.wait(1)
+    with state.measuring_window():
+        sleep(0.5)  # the call at the window's beginning
+        before = len(calls.times)
+        for _ in range(10):
+            state.touch()
+            sleep(0.1)
+        assert len(calls.times) == before + 1
+        state.point_ended()
+        assert calls.wait(before + 2)
+        sleep(0.5)
+        assert len(calls.times) == before + 2
+    assert calls.wait(before + 5)
     unsubscribe()
 
 
