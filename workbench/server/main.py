@@ -127,6 +127,7 @@ class _Stop:
     def __init__(self, owner_fd: int) -> None:
         self.orphaned = False
         self._event = threading.Event()
+        self._waiting = threading.Event()
         self._previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
