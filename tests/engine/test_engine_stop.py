@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,16 @@ def test_stalls_of_the_loop_are_seen(repository: Path, make_engine: Any) -> None
     engine.loop.call_soon_threadsafe(lambda: threading.Event().wait(0.12))
     wait_until(lambda: engine.snapshot().stall_count > before)
     assert max(stall for _, stall in engine.snapshot().stalls) >= 80
+
+
+def test_a_program_that_forgets_to_stop_ends_cleanly(repository: Path) -> None:
+    source = f"""
+from pathlib import Path
+from workbench.engine import EngineOptions, InferenceEngine
+
+engine = InferenceEngine(EngineOptions((Path({str(repository)!r}),)))
+engine.start()
+print(engine.is_ready())
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
