@@ -219,3 +219,12 @@ def test_public_names_resolve_and_are_sorted() -> None:
 
 def test_changelog_names_the_version() -> None:
     assert workbench.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_a_room_does_not_hide_the_verb_of_its_name() -> None:
+    code = (
+        "import workbench.session.measuring, workbench.export, workbench as wb\n"
+        "from workbench.export import export_repository\n"
+        "assert callable(wb.export) and not isinstance(wb.export, type(wb)), wb.export\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
