@@ -446,3 +446,15 @@ def test_reverting_an_override_goes_back_to_the_directory(repository: Path, make
     assert (result.change_class, result.dirty) == ("reload", False)
     assert factor(engine) == 2
     assert engine.model_config("double").max_batch_size == 8
+
+
+def test_a_framework_without_gpu_support_stays_on_the_cpu(
+    repository: Path, make_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with GPUs KIND_AUTO means them only for backends that can use them."""
+    monkeypatch.setattr("workbench.backends.onnxruntime.OnnxRuntimeBackend.uses_gpus", False)
+    config = CONFIG.replace('backend: "onnxruntime"', 'platform: "onnxruntime_onnx"').replace("kind: KIND_CPU", "")
+    add_model(repository, "double", config=config)
+    engine = make_engine(repository, gpus=(0, 1))
+    assert [each.kind for each in engine.snapshot().version("double").instances] == ["KIND_CPU"] * 1
+    assert factor(engine) == 2

@@ -205,10 +205,7 @@ class Lifecycle:
         Raises:
             WorkbenchError: it is refused.
         """
-        message = document.message
-        return poll_config(
-            source, document, self.core.options, self.gpus(message.backend or "python"), overridden=overridden
-        )
+        return poll_config(source, document, self.core.options, self.gpus, overridden=overridden)
 
     def _unmodified(self, entry: ModelEntry, polled: Polled) -> bool:
         if entry.source is None or entry.document is None or entry.document.data != polled.document.data:

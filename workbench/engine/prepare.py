@@ -6,7 +6,7 @@ repository``); *completing* asks the backend about inputs and outputs and fails 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,13 @@ def poll_config(
     source: ModelSource,
     document: ConfigDocument,
     options: EngineOptions,
-    gpus: Sequence[int],
+    gpus_of: Callable[[str], Sequence[int]],
     *,
     overridden: bool = False,
 ) -> Polled:
     """Completes by file names, normalises and validates without inputs and outputs.
+
+    ``gpus_of`` gives the GPUs that models of a backend may be placed on.
 
     Raises:
         WorkbenchError: the configuration is refused (section 10).
@@ -52,6 +54,7 @@ def poll_config(
     raw = document.message
     # what file names tell is filled in even without auto-completion (GetNormalizedModelConfig)
     config = complete_backend(document.message, source.name, first_files(source))
+    gpus = gpus_of(config.backend)
     config = normalize(config, model_name=source.name, gpus=gpus)
     # instance groups are checked with each version, when its backend is known (backend_model.cc)
     without_groups = type(config)()
