@@ -210,7 +210,6 @@ class SessionState:
             key = next(self._ids)
             self._subscribers[key] = callback
             if self._poller is None and not self.closed:
-                self._wake.clear()
                 self._poller = threading.Thread(target=self._poll_loop, name="workbench-session", daemon=True)
                 self._poller.start()
 
@@ -269,6 +268,7 @@ class SessionState:
     def _poll_loop(self) -> None:
         told = 0  # how often since the last point ended
         while True:
+            self._wake.clear()  # whoever asked until now is served by this poll
             with self._lock:
                 if self.closed or not self._subscribers:
                     self._poller = None
@@ -284,13 +284,12 @@ class SessionState:
         """Until it is time for the next poll, or somebody asks for one."""
         if not self.measuring:
             self._wake.wait(self._interval - MIN_FLUSH_S)
-            self._wake.clear()
             return
         while self._in_window():
             self._wake.wait(MEASURING_FLUSH_S)
-            self._wake.clear()
             if told == 0:
                 return  # the one time in this point
+            self._wake.clear()
 
     def _in_window(self) -> bool:
         return self.measuring and not self._boundary and not self.closed and bool(self._subscribers)
