@@ -46,6 +46,12 @@ class Lab:
 
     url: str
     root: Path
+    home: Path
+
+    def server_logs(self) -> str:
+        """The ends of the logs of the servers that notebooks have started."""
+        logs = sorted(self.home.rglob("servers/*.log"))
+        return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
 
 
 @dataclass
@@ -97,7 +103,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     pytest.fail(f"JupyterLab did not start:\n{(home / 'lab.log').read_text()[-3000:]}")
                 time.sleep(0.1)
-        yield Lab(url, root)
+        yield Lab(url, root, home)
     finally:
         process.send_signal(signal.SIGINT)
         try:

@@ -120,12 +120,12 @@ def button(panel: Any, name: str) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _picture_of_a_failure(request: pytest.FixtureRequest, page: Any) -> Iterator[None]:
+def _traces_of_a_failure(request: pytest.FixtureRequest, page: Any, lab: Any) -> Iterator[None]:
     failed = request.session.testsfailed
     yield
     if request.session.testsfailed > failed:
         page.screenshot(path=ARTIFACTS / "failed.png")
-        print("seen:", page.seen)
+        print("seen:", page.seen, lab.server_logs())
 
 
 @pytest.fixture
@@ -233,7 +233,6 @@ def sweep_from_the_sweep_panel(page: Any, url: str) -> None:
     panel = panel_of(page, 'server.panel("sweep"')
     inspect(panel)
     page.screenshot(path=ARTIFACTS / "sweep_done.png")
-    panel.screenshot(path=ARTIFACTS / "sweep_panel.png")
     config = get(f"{url}/v2/models/mlp_4096/config")
     done = executions(url)
     fill(panel, "load values", "2, 8")

@@ -245,7 +245,7 @@ class ConfigPanel(Panel):
 
     def _show_plan(self, result: ConfigureResult | None) -> None:
         parts = []
-        diff = self._applied.diff(self._draft.document) if self._draft.document is not None else ""
+        diff = text_diff(self._applied.text, self._draft.text) if self._draft.document is not None else ""
         if result is not None:
             text, tone = CLASS_TEXT.get(result.change_class, (result.change_class, "warn"))
             reasons = f' <span class="wb-muted">{escape("; ".join(result.reasons))}</span>' if result.reasons else ""
@@ -437,5 +437,5 @@ class ConfigPanel(Panel):
 
 def text_diff(before: str, after: str) -> str:
     """A unified diff of two texts, which need not parse."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "saved", "applied", lineterm="")
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "saved", "applied", lineterm="", n=1)
     return "\n".join(lines)

@@ -20,8 +20,22 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
-COLUMNS = "minmax(120px,1.9fr) 92px 96px minmax(110px,1.5fr) 70px 60px 70px 62px 62px 52px"  # model … failed
-HEADERS = ("model", "state", "backend", "batching", "instances", "waiting", "infer/s", "p50 (ms)", "p99 (ms)", "failed")
+COLUMNS = (
+    "minmax(120px,2fr) 92px minmax(86px,1fr) minmax(70px,1fr) 68px 66px 58px 70px 62px 62px 50px"  # model … failed
+)
+HEADERS = (
+    "model",
+    "state",
+    "backend",
+    "batching",
+    "max batch",
+    "instances",
+    "waiting",
+    "infer/s",
+    "p50 (ms)",
+    "p99 (ms)",
+    "failed",
+)
 EVENTS = 9
 KINDS = {"process": "background process", "kernel": "in this kernel", "remote": "remote server"}
 
@@ -182,6 +196,7 @@ def _cells(row: ModelRow, snapshot: SessionSnapshot) -> list[tuple[str, bool]]:
         (state_chip(row.state), False),
         (f'<span class="wb-muted">{escape(row.backend)}</span>', False),
         (f'<span class="wb-muted" title="{escape(batching)}">{escape(batching)}</span>', False),
+        (str(row.max_batch_size) if ready else NONE, True),
         (instances, True),
         (str(row.pending) if ready else NONE, True),
         (number(recent(columns, "throughput")) if ready else NONE, True),
@@ -199,12 +214,10 @@ def row_html(row: ModelRow, snapshot: SessionSnapshot) -> str:
 
 
 def batching_text(row: ModelRow) -> str:
-    """How a model batches, in a few words."""
+    """How a model batches, in a word."""
     if row.max_batch_size <= 0:
-        return "one request at a time"
-    if row.batching in ("", "none"):
-        return f"off (max_batch_size {row.max_batch_size})"
-    return f"{row.batching}, up to {row.max_batch_size} rows"
+        return "none"
+    return "off" if row.batching in ("", "none") else row.batching
 
 
 def events_html(snapshot: SessionSnapshot, count: int = EVENTS) -> str:
