@@ -125,6 +125,8 @@ def test_byte_size_mismatch_and_raw_bytes(engine: InferenceEngine) -> None:
     assert error.message == (
         "[request id: <id_unknown>] input byte size mismatch for input 'x' for model 'double'. Expected 16, got 12"
     )
+    error = refused(engine, InferenceRequest("double", [tensor("x", np.zeros((0, 4), F))]))
+    assert error.message.endswith("byte size mismatch for input 'x' for model 'double'. Expected 16, got 0")
     right = np.ones((1, 4), F).view(np.uint8).reshape(-1)
     response = engine.infer(InferenceRequest("double", [Tensor("x", "FP32", (1, 4), right)]))
     np.testing.assert_array_equal(response.as_numpy("y"), np.full((1, 4), 2, F))
