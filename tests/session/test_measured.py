@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.errors import InvalidRequest, NotFound, WorkbenchError
 from workbench.profiling import SweepResult
 from workbench.session.kernel import Engine
 from workbench.session.measuring import SessionTarget, loads_of
@@ -41,6 +41,31 @@ def test_profile_measures_one_point_in_every_place(anywhere: Server) -> None:
 def test_a_load_that_makes_no_sense_is_refused(kernel: Engine, arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         kernel.profile("double", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("model", "grid", "text"),
+    [
+        pytest.param("double", {"dynamic_batching.delay": [1]}, 'no field named "delay"', id="path"),
+        pytest.param("double", {"max_batch_size": 8}, "needs a list of values for 'max_batch_size'", id="no list"),
+        pytest.param("nope", {"max_batch_size": [8]}, "there are broken, double, spare", id="model"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused_before_anything_is_measured(
+    server: Server, model: str, grid: dict[str, Any], text: str
+) -> None:
+    before = server.config("double")
+    with pytest.raises(WorkbenchError) as caught:
+        server.sweep(model, grid, concurrency=1, store=None, show_progress=False)
+    assert text in str(caught.value)
+    assert server.config("double") == before
+
+
+def test_a_sweep_may_set_what_is_not_written_yet(kernel: Engine) -> None:
+    kernel.revert("double")
+    result = kernel.sweep("double", {"version_policy.latest.num_versions": [1]}, concurrency=1, store=None, **QUICK)
+    assert isinstance(result, SweepResult)
+    assert [point.error for point in result] == [""]
 
 
 def test_loads_of_lists_and_numbers() -> None:
@@ -167,3 +192,7 @@ def test_export_writes_what_is_applied(server: Server, tmp_path: Path) -> None:
     assert "777" not in (server.repository_paths[0] / "double" / "config.pbtxt").read_text()
     with pytest.raises(WorkbenchError, match="not an empty directory"):
         server.export(tmp_path / "bundle", models=["double"])
+    with pytest.raises(NotFound, match="no model 'nope' to export") as caught:
+        server.export(tmp_path / "other", models=["nope"])
+    assert "there are broken, double, spare" in caught.value.hint
+    assert not (tmp_path / "other").exists()

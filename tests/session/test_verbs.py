@@ -99,6 +99,15 @@ def test_infer(anywhere: Server, x: Any) -> None:
         ),
         pytest.param(
             "double",
+            {"x": list(range(8))},
+            InvalidRequest,
+            "Expected [-1,4], got [8]",
+            "the elements of 2 rows: array.reshape([2, 4])",
+            id="flat rows",
+        ),
+        pytest.param("double", {"x": 1.0}, InvalidRequest, "has no shape", "the full shape is [-1, 4]", id="scalar"),
+        pytest.param(
+            "double",
             {"x": [[1, 2]]},
             InvalidRequest,
             "Expected [-1,4], got [1,2]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -131,7 +132,11 @@ def _about_shape(tensor: Tensor, declared: Mapping[str, Any], max_batch_size: in
     if max_batch_size > 0:
         text += f", the batch dimension (1 to {max_batch_size} rows) included"
         if _fits(tensor.shape, full[1:]):
-            text += f"; this is one row without it: send array[None], of shape {[1, *tensor.shape]}"
+            return f"{text}; this is one row without it: send array[None], of shape {[1, *tensor.shape]}"
+        row = full[1:]
+        rows, rest = divmod(tensor.data.size, math.prod(row)) if min(row, default=1) > 0 else (0, 1)
+        if rest == 0 and 1 <= rows <= max_batch_size:
+            return f"{text}; this has the elements of {rows} row{'s' * (rows > 1)}: array.reshape({[rows, *row]})"
     return text
 
 

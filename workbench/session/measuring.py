@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import ConfigDocument, edits_between
-from workbench.errors import InvalidRequest, Unsupported
+from workbench.errors import InvalidRequest, NotFound, Unsupported
 from workbench.export import ExportResult, ModelToExport, export_repository
 from workbench.profiling import Load, Measurer, Point, Progress, SweepJob, SweepOptions, SweepResult
 from workbench.profiling import sweep as run_sweep
@@ -192,9 +192,14 @@ def sweep(
         show_progress: draw a bar while waiting.
         stop: once set, ends the sweep and keeps what was measured.
         options: of the load: ``duration_s``, ``warmup_s``, ``batch_size``, ``seed``, ``distribution``, ...
+
+    Raises:
+        ConfigError: a path of the grid that no configuration has.
+        InvalidRequest: loads or values that make no sense.
     """
     target = SessionTarget(server)
     loads = loads_of(concurrency, rate, options)
+    _check_paths(server, model, grid)
     runs = RunStore(store) if isinstance(store, str | Path) else store
     settings = SweepOptions(title=title)
     session = server.session
@@ -221,6 +226,18 @@ def sweep(
         return run_sweep(
             target, model, grid, loads, inputs=inputs, store=runs, on_progress=tell, stop=stop, options=settings
         )
+
+
+def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> None:
+    """A value that is refused is a row of the result; a path that no configuration has is a slip of the pen.
+
+    Raises:
+        ConfigError: the schema has no such path.
+        NotFound: there is no such model.
+    """
+    document = ConfigDocument.parse(server.config(model).text.encode(), model)
+    for path in grid:
+        document.locate(path)
 
 
 class _bar:
@@ -270,10 +287,15 @@ def export(
         overwrite: replace an earlier export.
 
     Raises:
+        NotFound: there is no such model.
         Unsupported: the model files are not on this machine.
         AlreadyExists: ``to`` holds something.
     """
-    names = list(models) if models is not None else [row.name for row in server.models() if row.ready]
+    known = server.models()
+    names = list(models) if models is not None else [row.name for row in known if row.ready]
+    unknown = [name for name in names if name not in known.names]
+    if unknown:
+        raise NotFound(f"no model {unknown[0]!r} to export", where=str(to), hint=f"there are {', '.join(known.names)}")
     chosen = []
     for name in dict.fromkeys(names):
         directory = server.model_directory(name)

@@ -37,7 +37,7 @@ MIN_FLUSH_S = 0.1
 MEASURING_FLUSH_S = 5.0
 """While a point is measured, subscribers hear of nothing for this long, and then once."""
 KEPT_SWEEPS = 20
-_GIVE_UP_S = 5.0
+_GIVE_UP_S = 1.0
 
 
 @dataclass(slots=True)
