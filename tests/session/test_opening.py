@@ -250,6 +250,27 @@ def test_a_server_that_cannot_start_says_why(
     assert runtime.list_servers() == []
 
 
+def test_models_are_loaded_by_the_control_plane_in_control_mode_none_too(repository: Path, closing: Closing) -> None:
+    server = closing(wb.serve(repository, control_mode="none", options={"log_verbose": 1, "strict_readiness": False}))
+    assert server.control_mode == "none"
+    assert server.is_model_ready("double")
+    server.unload("double")
+    assert not server.is_model_ready("double")
+    server.load("double")
+    assert server.infer("double", {"x": ROW})["y"].shape == (1, 4)
+    # As any Triton in that mode, it takes no changes without the token.
+    remote = closing(wb.connect(server.url))
+    with pytest.raises(Unsupported) as caught:
+        remote.configure("double", "max_batch_size=4")
+    assert "--model-control-mode=explicit" in caught.value.hint
+
+
+def test_a_flag_may_be_given_several_times(repository: Path, closing: Closing) -> None:
+    settings = ["onnxruntime,default-max-batch-size=4", "python,shm-region-prefix-name=mine"]
+    server = closing(wb.serve(repository, options={"backend-config": settings}))
+    assert server.is_model_ready("double")
+
+
 def test_a_taken_port_is_told(repository: Path, process: WorkbenchServer) -> None:
     port = int(process.url.rpartition(":")[2])
     with pytest.raises(LoadFailed) as caught:

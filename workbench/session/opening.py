@@ -66,7 +66,8 @@ def serve(
         http_port: 0 picks a free one.
         control_mode: Triton's ``--model-control-mode``.
         models: which to load, ``*`` is all.
-        options: more of the server's flags, by name without dashes (``{"exit-on-error": "true"}``).
+        options: more of the server's flags, by name (``{"strict_readiness": False, "log_verbose": 1}``); a list gives
+            a flag several times.
         timeout_s: how long loading may take.
 
     Raises:
@@ -83,7 +84,7 @@ def serve(
     ]
     if control_mode == "explicit":
         arguments += [f"--load-model={model}" for model in models]
-    arguments += [f"--{flag}={value}" for flag, value in (options or {}).items()]
+    arguments += _flags(options or {})
     key = (*arguments, f"detached={detached}")
     with _OPENING:
         known = _OPEN.get(key)
@@ -92,6 +93,15 @@ def serve(
         found, process = _launch(paths, arguments, name=name, detached=detached, timeout_s=timeout_s)
         server = _OPEN[key] = _open(found, process)
         return server
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    out = []
+    for name, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            text = str(each).lower() if isinstance(each, bool) else str(each)
+            out.append(f"--{name.lstrip('-').replace('_', '-')}={text}")
+    return out
 
 
 def _launch(
