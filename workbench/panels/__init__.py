@@ -48,7 +48,7 @@ def before_after(before: Point, after: Point) -> ChartView:
     """Two measured points side by side: throughput and latency before and after tuning."""
     from workbench.charts.before_after import before_after_info, draw_before_after
     from workbench.panels.base import ChartView
-    from workbench.panels.sweep import point_row
+    from workbench.panels.sweep_view import point_row
 
     return ChartView(draw_before_after, before_after_info(point_row(before), point_row(after)))
 

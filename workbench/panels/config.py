@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
@@ -16,7 +15,8 @@ from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.config_check import Draft, check, findings_html
 from workbench.panels.config_file import file_view, write_file
 from workbench.panels.config_form import ConfigForm
-from workbench.panels.html import chip, diff_html, escape, number
+from workbench.panels.config_view import Situation, head_html, plan_html
+from workbench.panels.html import chip, escape, number
 from workbench.panels.live import halves
 from workbench.panels.views import breakdown_over_time, chosen_model, histogram_info
 
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from workbench.session.results import ConfigureResult, ConfigView
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
-
-HEAD_STYLE = "padding-left:12px;line-height:28px"
-CLASS_TEXT = {
-    "none": ("nothing to apply", "off"),
-    "live": ("live: applied in place, no request lost", "ok"),
-    "instances": ("instances: added or drained in place", "ok"),
-    "reload": ("reload: new beside old, swap, old drains", "warn"),
-}
 
 
 class ConfigPanel(Panel):
@@ -243,37 +235,11 @@ class ConfigPanel(Panel):
 
         self._command(f"check {model}", lambda: self.server.configure(model, *edits, dry_run=True), done, failed)
 
-    def _show_plan(self, result: ConfigureResult | None) -> None:
-        parts = []
-        diff = text_diff(self._applied.text, self._draft.text) if self._draft.document is not None else ""
-        if result is not None:
-            text, tone = CLASS_TEXT.get(result.change_class, (result.change_class, "warn"))
-            reasons = f' <span class="wb-muted">{escape("; ".join(result.reasons))}</span>' if result.reasons else ""
-            triton = f'<div class="wb-muted">Real Triton: {escape(result.triton)}</div>' if result.triton else ""
-            parts.append(f"<div>Apply is {chip(text, tone)}{reasons}</div>{triton}")
-        if diff:
-            against = "the file" if self._file_only else "what is applied"
-            parts.append(f"<b>Draft against {against}</b>{diff_html(diff)}")
-            if self._draft.document is not None and not self._file_only and not self._changed():
-                parts.append(
-                    '<div class="wb-muted">Only comments or layout differ: Apply carries values, '
-                    "the file keeps its own text.</div>"
-                )
-        parts.append(self._unsaved_html())
-        self._plan.value = "".join(parts)
+    def _situation(self) -> Situation:
+        return Situation(self._view, self._draft, self._changed(), self._file_only, self._confirm_save)
 
-    def _unsaved_html(self) -> str:
-        view = self._view
-        if view is None:
-            return ""
-        if self._file_only:
-            saved = text_diff(view.text, self.text) if self._draft.document is None or self._confirm_save else ""
-        else:
-            saved = text_diff(view.saved_text, view.text)
-        if not saved:
-            return ""
-        head = "Save would write this" if not self._confirm_save else "Press again to write this to config.pbtxt"
-        return f"<b>{head}</b> <span class='wb-muted'>(applied against the file)</span>{diff_html(saved)}"
+    def _show_plan(self, result: ConfigureResult | None) -> None:
+        self._plan.value = plan_html(self._situation(), result)
 
     # ------------------------------------------------------------ doing
 
@@ -410,21 +376,7 @@ class ConfigPanel(Panel):
         self._command(f"read {model}", lambda: self.server.config(model), done, failed)
 
     def _head_html(self, snapshot: SessionSnapshot) -> str:
-        view = self._view
-        if view is None:
-            return stale_badge(snapshot)
-        if self._file_only:
-            return (
-                f'<div class="wb-head" style="{HEAD_STYLE}">{chip("not loaded: the file is shown", "warn")}'
-                f"{stale_badge(snapshot)}</div>"
-            )
-        state = chip("applied, not saved", "warn") if view.dirty else chip("as saved", "ok")
-        draft = chip("draft", "busy") if self._changed() else ""
-        locked = "" if view.editable else chip("read only", "off")
-        return (
-            f'<div class="wb-head" style="{HEAD_STYLE}"><span class="wb-muted">config_epoch '
-            f"{view.epoch}</span>{state}{draft}{locked}{stale_badge(snapshot)}</div>"
-        )
+        return head_html(self._situation(), stale_badge(snapshot))
 
     def _static(self) -> list[str | Chart]:
         text = f'<div class="wb-source" style="max-height:none">{escape(self.text)}</div>'
@@ -433,9 +385,3 @@ class ConfigPanel(Panel):
 
     def _text(self) -> str:
         return repr(self._view) if self._view is not None else f"{self.model}: no configuration"
-
-
-def text_diff(before: str, after: str) -> str:
-    """A unified diff of two texts, which need not parse."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "saved", "applied", lineterm="", n=1)
-    return "\n".join(lines)

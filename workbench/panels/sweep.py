@@ -19,13 +19,22 @@ from workbench.charts.throughput_latency import (
     update_throughput_latency,
 )
 from workbench.config import Edit
-from workbench.errors import InvalidMeasurement, InvalidRequest, WorkbenchError
+from workbench.errors import InvalidMeasurement, InvalidRequest
 from workbench.panels.base import Panel, error_html, stale_badge
-from workbench.panels.html import chip, escape, number, table
+from workbench.panels.html import chip, escape
 from workbench.panels.live import halves
-from workbench.panels.sweep_form import Plan, SweepForm, settings_label
-from workbench.panels.views import chosen_model, flat_histogram
-from workbench.tuning import Choice, advise_batching, choose
+from workbench.panels.sweep_form import Plan, SweepForm
+from workbench.panels.sweep_view import (
+    best_html,
+    duration,
+    estimate_html,
+    point_row,
+    points_table,
+    status_html,
+    status_tone,
+)
+from workbench.panels.views import chosen_model
+from workbench.tuning import Choice, choose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,12 +43,6 @@ if TYPE_CHECKING:
     from workbench.session.results import ConfigureResult
     from workbench.session.server import Server
     from workbench.session.state import Command, SessionSnapshot
-
-HEADERS = (
-    "configuration", "load", "infer/s", "p50 (ms)", "p90 (ms)", "p99 (ms)", "mean batch", "queue (ms)", "infer (ms)",
-    "requests", "verdict",
-)  # fmt: skip
-
 
 AUTO = "the best, or the newest"
 
@@ -97,7 +100,7 @@ class SweepPanel(Panel):
         self._run.on_click(lambda _: self.run())
         self._stop.on_click(lambda _: self.stop())
         self._apply_best.on_click(lambda _: self.apply_best())
-        self._shown.observe(lambda _: self.refresh(), "value")
+        self._shown.observe(lambda _: self._details_changed(), "value")
         self._build(self._children())
 
     def _children(self) -> list[Any]:
@@ -254,6 +257,10 @@ class SweepPanel(Panel):
                 self._choose()
                 self._show_points()
 
+    def _details_changed(self) -> None:
+        with self._lock:
+            self._show_points()
+
     def _busy(self, busy: bool) -> None:
         self._run.disabled = busy
         self._stop.disabled = not busy
@@ -282,17 +289,14 @@ class SweepPanel(Panel):
             self._bar.bar_style = "danger"
             self._progress.value = error_html(job.error)
         elif job.result is not None:
-            result = job.result
-            tone = {"done": "ok", "stopped": "warn"}.get(result.status, "bad")
+            tone = status_tone(job.result)
             self._bar.bar_style = {"ok": "success", "warn": "warning"}.get(tone, "danger")
-            restored = "configuration restored" if result.restored else "configuration NOT restored"
-            text = f"{len(result.points)} of {result.total} points · {restored} {result.error}"
-            self._progress.value = f'{chip(result.status, tone)} <span class="wb-muted">{escape(text)}</span>'
+            self._progress.value = status_html(job.result)
         self._choose()
 
     def _show_progress(self, progress: Progress) -> None:
         self._bar.value = progress.fraction
-        left = f"about {_duration(progress.eta_s)} left" if math.isfinite(progress.eta_s) else ""
+        left = f"about {duration(progress.eta_s)} left" if math.isfinite(progress.eta_s) else ""
         self._progress.value = f'{progress.done} of {progress.total} points <span class="wb-muted">· {left}</span>'
 
     def _show_estimate(self) -> None:
@@ -301,12 +305,7 @@ class SweepPanel(Panel):
         except InvalidRequest as error:
             self._form.estimate.value = chip(error.message, "bad")
             return
-        loads = plan.points // max(1, plan.configurations)
-        text = (
-            f"{plan.configurations} configurations × {loads} loads = {plan.points} points, about "
-            f"{_duration(plan.seconds)}"
-        )
-        self._form.estimate.value = f'<span class="wb-muted">{escape(text)}</span>'
+        self._form.estimate.value = estimate_html(plan)
 
     def _goal(self) -> float | None:
         return float(self._form.goal.value) or None
@@ -323,22 +322,7 @@ class SweepPanel(Panel):
         self._apply_best.disabled = self._choice is None or not self._ended
 
     def _best_html(self) -> str:
-        if self._choice is None:
-            return ""
-        advice = ""
-        try:
-            advice = advise_batching(self.points, p99_ms=self._goal()).text
-        except WorkbenchError:
-            advice = ""  # the grid does not hold both kinds
-        more = f'<br><span class="wb-muted">{escape(advice)}</span>' if advice else ""
-        point = self._choice.point
-        others = len(self._choice.tied)
-        tied = f" · {others} more too close to call" if others else ""
-        return (
-            f'<span class="wb-best"><b>{escape(settings_label(point.settings))}</b></span> at '
-            f"{escape(point.load.label)}: "
-            f"<b>{number(point.throughput)}</b> infer/s, p99 <b>{number(point.p99_ms, 2)}</b> ms{escape(tied)}{more}"
-        )
+        return best_html(self._choice, self.points, self._goal()) if self._choice is not None else ""
 
     def _show_points(self) -> None:
         points = self.points
@@ -351,11 +335,8 @@ class SweepPanel(Panel):
         )
         self._curve.show(throughput_latency_info(rows, goal_p99_ms=self._goal(), best=best, empty=empty))
         self._show_details(rows, best)
-        stored = self.result.run_id if self.result is not None else ""
-        run = (
-            f'<div class="wb-muted">Stored as run <span class="wb-mono">{escape(stored)}</span></div>' if stored else ""
-        )
-        self._table.value = points_table(points, rows, best) + run if rows else ""
+        run_id = self.result.run_id if self.result is not None else ""
+        self._table.value = points_table(points, rows, best, run_id) if rows else ""
 
     def _show_details(self, rows: Sequence[PointRow], best: PointRow | None) -> None:
         names = list(dict.fromkeys(row.configuration for row in rows))
@@ -384,63 +365,3 @@ class SweepPanel(Panel):
         if self.result is not None:
             return repr(self.result)
         return repr(self._job) if self._job is not None else f"no sweep yet on {self.server.name}"
-
-
-def point_row(point: Point) -> PointRow:
-    """A measured point as charts and tables show it."""
-    load = point.load
-    label = str(load.concurrency) if load.kind == "closed" else f"{load.rate:g}/s"
-    counts = point.batch_reasons or {"unknown": point.batch_rows}
-    return PointRow(
-        configuration=settings_label(point.settings),
-        load=label if load.batch_size == 1 else f"{label} × {load.batch_size}",
-        throughput=point.throughput,
-        p50_ms=point.p50_ms,
-        p90_ms=point.p90_ms,
-        p95_ms=point.p95_ms,
-        p99_ms=point.p99_ms,
-        mean_batch=point.mean_batch,
-        queue_ms=point.queue_ms,
-        compute_input_ms=point.compute_input_ms,
-        compute_infer_ms=point.compute_infer_ms,
-        compute_output_ms=point.compute_output_ms,
-        n=point.n,
-        failures=point.failed,
-        valid=point.valid and not point.error,
-        why_not=point.error or "; ".join(point.reasons),
-        note="" if point.stable else "not stable: " + "; ".join(point.reasons),
-        histogram=flat_histogram(counts),
-    )
-
-
-def points_table(points: Sequence[Point], rows: Sequence[PointRow], best: PointRow | None) -> str:
-    """All points as a table, newest last; the best one marked, those that are not valid greyed with the reason."""
-    cells, classes = [], []
-    for point, row in zip(points, rows, strict=True):
-        verdict = chip("valid", "ok") if row.valid else chip("not valid", "bad", row.why_not)
-        if row.valid and row.note:
-            verdict = chip("not stable", "warn", row.note)
-        why = f' <span class="wb-muted">{escape(row.why_not[:60])}</span>' if not row.valid else ""
-        cells.append(
-            [
-                escape(row.configuration),
-                escape(row.load),
-                number(row.throughput),
-                number(row.p50_ms, 2),
-                number(row.p90_ms, 2),
-                number(row.p99_ms, 2),
-                number(row.mean_batch, 2),
-                number(row.queue_ms, 2),
-                number(row.compute_infer_ms, 2),
-                f"{point.n:,}" + (f" ({point.failed:,} failed)" if point.failed else ""),
-                (chip("best", "ok") + " " if row is best else "") + verdict + why,
-            ]
-        )
-        classes.append("wb-chosen" if row is best else "" if row.valid else "wb-invalid")
-    return f'<div class="wb-scroll">{table(HEADERS, cells, row_class=classes)}</div>'
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min"
