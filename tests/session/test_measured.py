@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from workbench.clock import sleep
 from workbench.errors import InvalidRequest, NotFound, WorkbenchError
 from workbench.profiling import SweepResult
 from workbench.session.kernel import Engine
@@ -66,6 +67,25 @@ def test_a_sweep_may_set_what_is_not_written_yet(kernel: Engine) -> None:
     result = kernel.sweep("double", {"version_policy.latest.num_versions": [1]}, concurrency=1, store=None, **QUICK)
     assert isinstance(result, SweepResult)
     assert [point.error for point in result] == [""]
+
+
+def test_a_measurement_in_which_the_servers_loop_stood_still_is_not_valid(kernel: Engine) -> None:
+    loop = kernel.engine.loop
+    stop = threading.Event()
+
+    def hinder() -> None:
+        while not stop.wait(0.15):
+            loop.call_soon_threadsafe(sleep, 0.1)
+
+    thread = threading.Thread(target=hinder)
+    thread.start()
+    try:
+        point = kernel.profile("double", concurrency=1, duration_s=0.8, warmup_s=0.05)
+    finally:
+        stop.set()
+        thread.join()
+    assert not point.valid
+    assert any("stood still" in reason for reason in point.reasons), point.reasons
 
 
 def test_loads_of_lists_and_numbers() -> None:

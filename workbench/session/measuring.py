@@ -73,6 +73,10 @@ class SessionTarget:
             return None
         return self._server.record_columns(after)
 
+    def loop_stalls(self) -> list[tuple[int, float]]:
+        """When (in ns) the server's event loop stood still lately, and for how many ms; empty where it does not tell."""
+        return [(int(when), float(length)) for when, length in self._server.state().get("stalls", ())]
+
     def epoch(self, model: str) -> int | None:
         """The number of the applied configuration."""
         return self._server.config(model).epoch
