@@ -12,6 +12,8 @@ const ASK_AT_MOST_MS = 60000;
 const PATIENCE_MS = 1500; // after this a chart that waits says what for
 const QUEUE_LIMIT = 120; // messages kept for a chart that is off screen, before a fresh snapshot is cheaper
 const RANGE_EVERY_MS = 60;
+const GESTURE_MS = 700;
+const GESTURES = ["pointerdown", "pointermove", "pointerup", "wheel", "keydown"];
 const LIBRARIES = (globalThis.__serving_workbench_bokeh__ ??= new Map());
 
 const newId = () => Math.random().toString(36).slice(2);
@@ -203,6 +205,10 @@ class ChartView {
     this.closed = false;
     this.remote = false; // true while a change from Python is being applied: it must not be sent back
     this.asked = false;
+    this.gesture = 0;
+    this.onGesture = (event) => {
+      if (event.type !== "pointermove" || event.buttons !== 0) this.gesture = Date.now();
+    };
     this.onMessage = (msg, buffers) => this.receive(msg, buffers);
   }
 
@@ -221,6 +227,7 @@ class ChartView {
     this.target.style.width = "100%";
     this.target.style.minHeight = `${this.model.get("_height")}px`; // so the page does not jump when the chart arrives
     this.el.appendChild(this.target);
+    for (const type of GESTURES) this.el.addEventListener(type, this.onGesture, { capture: true, passive: true });
     this.model.on("msg:custom", this.onMessage);
     this.theme = new MutationObserver(() => this.doc && this.quietly(() => applyTheme(this.doc, this.el)));
     this.theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
@@ -295,7 +302,8 @@ class ChartView {
       if (range === null) continue;
       let timer = 0;
       range.change.connect(() => {
-        if (this.remote || timer !== 0) return;
+        // A range that follows its data moves by itself when it is painted: only what a hand did is told.
+        if (this.remote || timer !== 0 || Date.now() - this.gesture > GESTURE_MS) return;
         timer = setTimeout(() => {
           timer = 0;
           if (!this.closed) this.model.send({ type: "range", id, start: range.start, end: range.end });
@@ -372,6 +380,7 @@ class ChartView {
     cancelAnimationFrame(this.frame);
     this.model.off("msg:custom", this.onMessage);
     this.model.off("change:_header", this.onHeader);
+    for (const type of GESTURES) this.el.removeEventListener(type, this.onGesture, { capture: true });
     this.theme.disconnect();
     this.gate.disconnect();
     this.clear();
