@@ -118,6 +118,26 @@ def test_a_sweep_applies_each_configuration_and_puts_the_first_one_back(server: 
     assert len(result.to_frame()) == 2
 
 
+def test_a_sweep_that_was_ended_early_is_resumed(kernel: Engine, tmp_path: Path) -> None:
+    kernel.revert("double")
+    stop = threading.Event()
+    arguments: dict[str, Any] = {"concurrency": 1, "store": tmp_path, "show_progress": False, **QUICK}
+    first = kernel.sweep(
+        "double",
+        {DELAY: [0, 400]},
+        stop=stop,
+        on_progress=lambda progress: stop.set() if progress.done == 1 else None,
+        **arguments,
+    )
+    assert isinstance(first, SweepResult)
+    assert (len(first), first.status) == (1, "stopped")
+    whole = kernel.sweep("double", {DELAY: [0, 400]}, resume=first.run_id, **arguments)
+    assert isinstance(whole, SweepResult)
+    assert (len(whole), whole.status, whole.run_id) == (2, "done", first.run_id)
+    assert whole[0].started == first[0].started
+    assert not kernel.config("double").dirty
+
+
 def test_a_sweep_of_a_remote_triton_puts_back_what_was_there(remote: TritonServer) -> None:
     try:
         remote.configure("double", f"{DELAY}=321")

@@ -74,7 +74,7 @@ class SessionTarget:
         return self._server.record_columns(after)
 
     def loop_stalls(self) -> list[tuple[int, float]]:
-        """When (in ns) the server's event loop stood still lately, and for how many ms; empty where it does not tell."""
+        """When (ns) the server's event loop stood still lately, and for how many ms; empty where it does not tell."""
         return [(int(when), float(length)) for when, length in self._server.state().get("stalls", ())]
 
     def epoch(self, model: str) -> int | None:
@@ -175,6 +175,8 @@ def sweep(
     inputs: Any = None,
     store: RunStore | str | Path | None = "runs",
     title: str = "",
+    resume: str = "",
+    keep_samples: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     show_progress: bool = True,
     stop: threading.Event | None = None,
@@ -192,6 +194,8 @@ def sweep(
         inputs: what to send; None takes the model's example inputs.
         store: the directory of the run store; None stores nothing.
         title: what a person calls the run.
+        resume: the id of a run of the store that was ended early: what it has is not measured again.
+        keep_samples: store the stamps of every request and the server's records with each point.
         on_progress: hears of each point.
         show_progress: draw a bar while waiting.
         stop: once set, ends the sweep and keeps what was measured.
@@ -205,7 +209,7 @@ def sweep(
     loads = loads_of(concurrency, rate, options)
     _check_paths(server, model, grid)
     runs = RunStore(store) if isinstance(store, str | Path) else store
-    settings = SweepOptions(title=title)
+    settings = SweepOptions(title=title, resume=resume, keep_samples=keep_samples)
     session = server.session
     if not wait:
 
