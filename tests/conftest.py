@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,19 +48,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.fixture(autouse=True)
-def _state_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runtime files of servers that tests start go to a folder of their own."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(_session_state(tmp_path_factory)))
-
-
-_STATE: list[Path] = []
-
-
-def _session_state(factory: pytest.TempPathFactory) -> Path:
-    if not _STATE:
-        _STATE.append(factory.mktemp("state"))
-    return _STATE[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

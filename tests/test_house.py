@@ -88,7 +88,10 @@ def test_imports_point_only_down() -> None:
 
 def test_no_import_cycle_between_modules() -> None:
     graph: dict[str, set[str]] = {}
-    names = {".".join(("workbench", *p.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__") for p in sources()}
+    names = {
+        ".".join(("workbench", *p.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        for p in sources()
+    }
     for path in sources():
         me = ".".join(("workbench", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
         tree = ast.parse(path.read_text())
@@ -98,7 +101,9 @@ def test_no_import_cycle_between_modules() -> None:
             for name, _ in imports(ast.Module(body=[node], type_ignores=[])):
                 found.add(name if name in names else name.rpartition(".")[0])
             if isinstance(node, ast.ImportFrom) and node.module:
-                found |= {f"{node.module}.{alias.name}" for alias in node.names if f"{node.module}.{alias.name}" in names}
+                found |= {
+                    f"{node.module}.{alias.name}" for alias in node.names if f"{node.module}.{alias.name}" in names
+                }
         graph[me] = {name for name in found if name in names and name != me}
     state: dict[str, int] = {}
 
@@ -168,7 +173,12 @@ def test_every_function_in_a_test_file_runs() -> None:
         tree = ast.parse(path.read_text())
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        used |= {arg.arg for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for arg in node.args.args}
+        used |= {
+            arg.arg
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for arg in node.args.args
+        }
         for node in tree.body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("test_"):
                 continue
@@ -192,7 +202,9 @@ def test_import_is_light_and_starts_nothing(module: str) -> None:
 def test_import_takes_less_than_half_a_second() -> None:
     code = "import time; t = time.perf_counter(); import workbench; print(time.perf_counter() - t)"
     best = min(
-        float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30).stdout)
+        float(
+            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30).stdout
+        )
         for _ in range(3)
     )
     assert best < 0.5
@@ -207,3 +219,12 @@ def test_public_names_resolve_and_are_sorted() -> None:
 
 def test_changelog_names_the_version() -> None:
     assert workbench.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_a_room_does_not_hide_the_verb_of_its_name() -> None:
+    code = (
+        "import workbench.session.measuring, workbench.export, workbench as wb\n"
+        "from workbench.export import export_repository\n"
+        "assert callable(wb.export) and not isinstance(wb.export, type(wb)), wb.export\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -6,25 +6,63 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# name -> module that defines it; the only list of what is public.
-_PUBLIC: dict[str, str] = {
-    "Engine": "workbench.session.kernel",
-    "attach": "workbench.session.opening",
-    "connect": "workbench.session.opening",
-    "serve": "workbench.session.opening",
-}
-
-__all__ = ["__version__", *sorted(_PUBLIC)]
-
 if TYPE_CHECKING:
+    from workbench.config import Edit as Edit
+    from workbench.config import Finding as Finding
+    from workbench.engine.linting import lint as lint
+    from workbench.errors import WorkbenchError as WorkbenchError
+    from workbench.export import ExportResult as ExportResult
+    from workbench.profiling import Load as Load
+    from workbench.profiling import Point as Point
+    from workbench.profiling import SweepJob as SweepJob
+    from workbench.profiling import SweepResult as SweepResult
     from workbench.session.kernel import Engine as Engine
     from workbench.session.opening import attach as attach
     from workbench.session.opening import connect as connect
     from workbench.session.opening import serve as serve
+    from workbench.session.results import ConfigView as ConfigView
+    from workbench.session.results import ModelTable as ModelTable
+    from workbench.session.results import Result as Result
+    from workbench.session.results import Statistics as Statistics
+    from workbench.session.verbs import export as export
+    from workbench.session.verbs import panel as panel
+    from workbench.session.verbs import profile as profile
+    from workbench.session.verbs import runs as runs
+    from workbench.session.verbs import sweep as sweep
+
+# name -> module that defines it; what is public, and nothing else is.
+_PUBLIC: dict[str, str] = {
+    "ConfigView": "workbench.session.results",
+    "Edit": "workbench.config",
+    "Engine": "workbench.session.kernel",
+    "ExportResult": "workbench.export",
+    "Finding": "workbench.config",
+    "Load": "workbench.profiling",
+    "ModelTable": "workbench.session.results",
+    "Point": "workbench.profiling",
+    "Result": "workbench.session.results",
+    "Statistics": "workbench.session.results",
+    "SweepJob": "workbench.profiling",
+    "SweepResult": "workbench.profiling",
+    "WorkbenchError": "workbench.errors",
+    "attach": "workbench.session.opening",
+    "connect": "workbench.session.opening",
+    "export": "workbench.session.verbs",
+    "lint": "workbench.engine.linting",
+    "panel": "workbench.session.verbs",
+    "profile": "workbench.session.verbs",
+    "runs": "workbench.session.verbs",
+    "serve": "workbench.session.opening",
+    "sweep": "workbench.session.verbs",
+}
+
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 - the keys are strings
 
 
 def __getattr__(name: str) -> Any:
@@ -38,3 +76,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Root(ModuleType):
+    """The package itself: a room must not hide the verb of its name.
+
+    ``wb.export`` is the verb, and ``workbench.export`` a room: when the room is imported, Python would put the module
+    in the verb's place.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _PUBLIC and isinstance(value, ModuleType):
+            return
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Root

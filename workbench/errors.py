@@ -29,8 +29,9 @@ Source of the codes and of their HTTP and gRPC numbers: tritonserver ``HttpCodeF
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 FailureReason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 """Label ``reason`` of ``nv_inference_request_failure``."""
@@ -239,3 +240,30 @@ def from_http_status(status: int, message: str, *, where: str = "") -> Workbench
         503: Code.UNAVAILABLE,
     }
     return from_code(by_status.get(status, Code.UNKNOWN), message, where=where)
+
+
+def to_json(error: WorkbenchError) -> dict[str, object]:
+    """An error with all it says, for the workbench's own control plane (``error`` is the wire text, as Triton's)."""
+    data: dict[str, object] = {
+        "error": error.message,
+        "kind": next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__),
+        "code": error.code.value,
+        "where": error.where,
+        "hint": error.hint,
+    }
+    if isinstance(error, ConfigError):
+        data |= {"line": error.line, "column": error.column}
+    return data
+
+
+def from_json(data: Mapping[str, Any]) -> WorkbenchError | None:
+    """The error that ``to_json`` was given; None where the data are something else."""
+    kind = globals().get(str(data.get("kind", "")))
+    if not (isinstance(kind, type) and issubclass(kind, WorkbenchError)) or "error" not in data:
+        return None
+    message, where, hint = (str(data.get(name) or "") for name in ("error", "where", "hint"))
+    if issubclass(kind, ConfigError):
+        line, column = (int(data.get(name) or 0) for name in ("line", "column"))
+        return kind(message, line=line, column=column, where=where, hint=hint)
+    code = str(data.get("code", ""))
+    return kind(message, where=where, hint=hint, code=Code[code] if code in Code.__members__ else None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from workbench.backends.base import Execution, InstanceSpec, ModelContext
 from workbench.backends.python import PythonBackend, PythonModel
 from workbench.clock import monotonic_ns
+from workbench.config import to_json
 from workbench.errors import InternalError, InvalidRequest, NotFound, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 
@@ -66,9 +65,7 @@ class Host:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def infer(
-        self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]
-    ) -> Callable[[], None]:
+    def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
         model = self.models.get(request.model_name)
         if model is None:
             raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
@@ -179,7 +176,7 @@ def request(model: str, inputs: dict[str, Any], **fields: Any) -> InferenceReque
 
 def context(host: Host, root: Path, name: str, source: str | None, config: str = "", mode: str = "process") -> Any:
     """Writes a model directory and gives its context. ``source`` gets the usual imports in front."""
-    from google.protobuf import json_format, text_format
+    from google.protobuf import text_format
 
     version = root / name / "1"
     version.mkdir(parents=True, exist_ok=True)
@@ -190,9 +187,17 @@ def context(host: Host, root: Path, name: str, source: str | None, config: str =
         f'output {{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }} {config}',
         model_config_pb2.ModelConfig(),
     )
-    text = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    text = to_json(message)
     return ModelContext(
-        name, 1, message, json.dumps(text), version.parent, version, host, {}, python_execution=mode  # type: ignore[arg-type]
+        name,
+        1,
+        message,
+        json.dumps(text),
+        version.parent,
+        version,
+        host,
+        {},
+        python_execution=mode,  # type: ignore[arg-type]
     )
 
 
@@ -220,7 +225,7 @@ def answer(expression: str = "x") -> str:
 
 def descriptors() -> int:
     """How many files this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
-__all__ = ["Batch", "Host", "Model", "answer", "asyncio", "body", "context", "descriptors", "open_model", "request"]
+__all__ = ["Batch", "Host", "Model", "answer", "body", "context", "descriptors", "open_model", "request"]

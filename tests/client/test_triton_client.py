@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 
@@ -27,8 +28,6 @@ def client(request: pytest.FixtureRequest) -> Iterator[TritonClient]:
     addresses = request.getfixturevalue(f"{where}_server")
     made = connect(getattr(addresses, protocol))
     yield made
-    if made.model_config("echo")["max_batch_size"] != 4:
-        made.load("echo")
     made.close()
 
 
@@ -124,14 +123,17 @@ def test_statistics_count_what_was_asked(client: TritonClient) -> None:
 
 
 def test_load_with_another_configuration_and_back(client: TritonClient) -> None:
-    config = client.model_config("echo")
+    original = client.model_config("echo")
+    config = copy.deepcopy(original)
     config["max_batch_size"] = 2
     config["dynamic_batching"].pop("preferred_batch_size", None)  # filled in with 4, which would not fit any more
     client.load("echo", config)
     assert client.model_config("echo")["max_batch_size"] == 2
     with pytest.raises(InvalidRequest, match="must be <= 2"):
         client.infer(request_of(rows=3))
-    client.load("echo")
+    client.load("echo")  # the files have not changed, so Triton does nothing and the override stays
+    assert client.model_config("echo")["max_batch_size"] == 2
+    client.load("echo", original)
     assert client.model_config("echo")["max_batch_size"] == 4
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from gate_backend import Gate, GateBackend
 from onnx_models import add_model
-from workbench.backends.registry import BACKENDS
 
+from workbench.backends.registry import BACKENDS
 from workbench.engine import EngineOptions, InferenceEngine
 
 

@@ -13,6 +13,7 @@ from asking import Asker, wait_until
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx_models import CONFIG, add_model, identity, request, scale
+
 from workbench.engine import InferenceEngine
 from workbench.errors import Code, InternalError, InvalidRequest, LoadFailed, WorkbenchError
 
@@ -159,9 +160,7 @@ def test_missing_weights(repository: Path, make_engine: Any) -> None:
     assert states(engine)["double", "1"] == ("UNAVAILABLE", reason)
     with pytest.raises(LoadFailed) as caught:
         engine.load("double")
-    assert caught.value.message == (
-        f"load failed for model 'double': version 1 is at UNAVAILABLE state: {reason};\n"
-    )
+    assert caught.value.message == (f"load failed for model 'double': version 1 is at UNAVAILABLE state: {reason};\n")
     assert caught.value.code.http_status == 400
     assert not engine.is_ready()
     assert engine.is_live()
@@ -334,8 +333,11 @@ def test_files_given_with_the_load(repository: Path, make_engine: Any) -> None:
 
 
 def test_what_this_engine_does_not_serve_yet_is_said(repository: Path, make_engine: Any) -> None:
-    add_model(repository, "seq", config=CONFIG.replace("dynamic_batching", "sequence_batching").split("sequence")[0]
-              + "sequence_batching { }\n")
+    add_model(
+        repository,
+        "seq",
+        config=CONFIG.replace("dynamic_batching", "sequence_batching").split("sequence")[0] + "sequence_batching { }\n",
+    )
     engine = make_engine(repository)
     state, reason = states(engine)["seq", "1"]
     assert state == "UNAVAILABLE"
@@ -393,6 +395,66 @@ def test_gpu_groups_without_a_gpu(repository: Path, make_engine: Any) -> None:
     config = repository / "double" / "config.pbtxt"
     config.write_text(config.read_text().replace("KIND_CPU", "KIND_GPU"))
     engine = make_engine(repository, gpus=())
-    with pytest.raises(InternalError) as caught:
+    with pytest.raises(LoadFailed) as caught:
         engine.load("double")
-    assert "instance group double_0 of model double has kind KIND_GPU but" in caught.value.hint
+    assert caught.value.message == (
+        "load failed for model 'double': version 1 is at UNAVAILABLE state: Invalid argument: instance group double_0 "
+        "of model double has kind KIND_GPU but no GPUs are available;\n"
+    )
+
+
+def test_a_load_while_the_unload_is_under_way(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    add_model(tmp_path, "gate", config=GATE_CONFIG)
+    engine = make_engine(tmp_path)
+    (asked,) = Asker(engine).send([request("gate")])
+    assert gate.started.acquire(timeout=10)
+    engine.unload("gate")
+    engine.load("gate")
+    assert states(engine)["gate", "1"] == ("READY", "")
+    gate.open.set()
+    assert asked.wait().error is None
+    wait_until(lambda: gate.live == 1)
+    assert states(engine)["gate", "1"] == ("READY", "")
+    assert engine.infer(request("gate")).error is None
+    started = engine.snapshot().time_ns
+    engine.stop(10)
+    assert engine.snapshot().time_ns - started < 5e9
+    assert gate.live == 0
+
+
+def test_a_file_that_changes_instances_only_is_an_update_in_place(repository: Path, make_engine: Any) -> None:
+    engine = make_engine(repository)
+    factor(engine)
+    config = repository / "double" / "config.pbtxt"
+    touch(config, config.read_bytes().replace(b"count: 1", b"count: 3"))
+    engine.load("double")
+    assert len(engine.snapshot().version("double").instances) == 3
+    assert engine.statistics("double")["model_stats"][0]["inference_count"] == 1, "it was reloaded"
+    assert not engine.config_state("double").dirty
+    touch(config, config.read_bytes().replace(b"count: 3", b"count: 2").replace(b"size: 8", b"size: 7"))
+    engine.load("double")
+    assert len(engine.snapshot().version("double").instances) == 2
+    assert engine.statistics("double")["model_stats"][0]["inference_count"] == 0, "what else differs is a reload"
+
+
+def test_reverting_an_override_goes_back_to_the_directory(repository: Path, make_engine: Any) -> None:
+    engine = make_engine(repository)
+    config = json.dumps({"backend": "onnxruntime", "max_batch_size": 3})
+    engine.load("double", config=config, files={"file:1/model.onnx": scale(11)})
+    assert factor(engine) == 11
+    result = engine.revert("double")
+    assert (result.change_class, result.dirty) == ("reload", False)
+    assert factor(engine) == 2
+    assert engine.model_config("double").max_batch_size == 8
+
+
+def test_a_framework_without_gpu_support_stays_on_the_cpu(
+    repository: Path, make_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with GPUs KIND_AUTO means them only for backends that can use them."""
+    monkeypatch.setattr("workbench.backends.onnxruntime.OnnxRuntimeBackend.uses_gpus", False)
+    config = CONFIG.replace('backend: "onnxruntime"', 'platform: "onnxruntime_onnx"').replace("kind: KIND_CPU", "")
+    add_model(repository, "double", config=config)
+    engine = make_engine(repository, gpus=(0, 1))
+    assert [each.kind for each in engine.snapshot().version("double").instances] == ["KIND_CPU"] * 1
+    assert factor(engine) == 2

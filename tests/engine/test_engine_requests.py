@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
 from onnx import TensorProto, helper
 from onnx_models import CONFIG, add_model, graph, identity, request
+
 from workbench.engine import InferenceEngine
 from workbench.errors import Code, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, RequestedOutput, Tensor
@@ -34,8 +37,8 @@ def tensor(name: str, array: Any) -> Tensor:
 
 F = np.float32
 NOTE = (
-    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "
-    "shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 
@@ -55,14 +58,14 @@ def test_answers(engine: InferenceEngine) -> None:
         (
             [],
             {},
-            "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'double'. Got input(s) [], but missing "
-            "required input(s) ['x']. Please provide all required input(s).",
+            "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'double'. Got input(s) [], but "
+            "missing required input(s) ['x']. Please provide all required input(s).",
         ),
         (
             [("x", np.zeros((1, 4), F)), ("z", np.zeros((1, 4), F))],
             {"id": "7"},
-            "[request id: 7] expected 1 inputs but got 2 inputs for model 'double'. Got input(s) ['x','z'], but missing "
-            "required input(s) ]. Please provide all required input(s).",
+            "[request id: 7] expected 1 inputs but got 2 inputs for model 'double'. Got input(s) ['x','z'], but "
+            "missing required input(s) ]. Please provide all required input(s).",
         ),
         ([("z", np.zeros((1, 4), F))], {}, "unexpected inference input 'z' for model 'double'"),
         (
@@ -122,6 +125,8 @@ def test_byte_size_mismatch_and_raw_bytes(engine: InferenceEngine) -> None:
     assert error.message == (
         "[request id: <id_unknown>] input byte size mismatch for input 'x' for model 'double'. Expected 16, got 12"
     )
+    error = refused(engine, InferenceRequest("double", [tensor("x", np.zeros((0, 4), F))]))
+    assert error.message.endswith("byte size mismatch for input 'x' for model 'double'. Expected 16, got 0")
     right = np.ones((1, 4), F).view(np.uint8).reshape(-1)
     response = engine.infer(InferenceRequest("double", [Tensor("x", "FP32", (1, 4), right)]))
     np.testing.assert_array_equal(response.as_numpy("y"), np.full((1, 4), 2, F))
@@ -173,9 +178,7 @@ def test_shapes_do_not_mix_in_a_batch(tmp_path: Path, make_engine: Any) -> None:
     config = CONFIG.replace("dims: [ 4 ]", "dims: [ -1 ]")
     add_model(tmp_path, "double", config=config, model=identity(dims=("b", "n")))
     engine = make_engine(tmp_path)
-    requests = [
-        InferenceRequest("double", [tensor("x", np.full((1, 2 + index % 2), index, F))]) for index in range(12)
-    ]
+    requests = [InferenceRequest("double", [tensor("x", np.full((1, 2 + index % 2), index, F))]) for index in range(12)]
     for index, each in enumerate(Asker(engine).send(requests)):
         np.testing.assert_array_equal(each.wait().as_numpy("y"), np.full((1, 2 + index % 2), index, F))
     assert "shapes" in set(engine.records.read().batches["reason"])
@@ -222,7 +225,8 @@ def test_optional_inputs(tmp_path: Path, make_engine: Any) -> None:
     )
     config = """
     backend: "onnxruntime"
-    input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "k" data_type: TYPE_FP32 dims: [ 4 ] optional: true } ]
+    input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+    input { name: "k" data_type: TYPE_FP32 dims: [ 4 ] optional: true }
     output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
     """
     add_model(tmp_path, "opt", config=config, model=made)
@@ -290,3 +294,21 @@ def test_leaving_a_blocking_call_cancels_it(gate: Gate, tmp_path: Path, make_eng
         engine.infer(request("gate", parameters={"do": "cancel"}), timeout_s=0.05)
     gate.open.set()
     wait_until(lambda: engine.snapshot().version("gate").failures["CANCELED"] == 1)
+
+
+def test_tensors_are_let_go_at_once(repository: Path, make_engine: Any) -> None:
+    """Not at the next garbage collection: requests may hold large tensors."""
+    engine = make_engine(repository)
+    engine.infer(request())
+    gc.collect()
+    gc.disable()
+    try:
+        arrays = [np.ones((1, 4), F) for _ in range(8)]
+        seen = [weakref.ref(array) for array in arrays]
+        asked = Asker(engine).send([InferenceRequest("double", [tensor("x", array)]) for array in arrays])
+        for each in asked:
+            each.wait()
+        del arrays, asked, each
+        wait_until(lambda: all(ref() is None for ref in seen), 5)
+    finally:
+        gc.enable()

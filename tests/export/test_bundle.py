@@ -11,14 +11,17 @@ import pytest
 from workbench.errors import AlreadyExists, ConfigError, InvalidRequest, NotFound
 from workbench.export import ModelToExport, export_repository
 
-CONFIG = b'''# a comment that people own
+CONFIG = b"""# a comment that people own
 name: "m"
 backend: "python"
 max_batch_size: 1
 input { name: "X" data_type: TYPE_FP32 dims: 4 }
 output { name: "Y" data_type: TYPE_FP32 dims: 4 }
-'''
-TUNED = CONFIG.replace(b"max_batch_size: 1", b"max_batch_size: 8") + b"dynamic_batching { max_queue_delay_microseconds: 500 }\n"
+"""
+TUNED = (
+    CONFIG.replace(b"max_batch_size: 1", b"max_batch_size: 8")
+    + b"dynamic_batching { max_queue_delay_microseconds: 500 }\n"
+)
 
 
 @pytest.fixture
@@ -32,7 +35,9 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_bundle_holds_the_exact_config_and_the_source_is_untouched(model: Path, tmp_path: Path) -> None:
-    result = export_repository([ModelToExport(model, TUNED, {"after": {"throughput": 7.0}})], tmp_path / "out", provenance={"goal": "p99"})
+    result = export_repository(
+        [ModelToExport(model, TUNED, {"after": {"throughput": 7.0}})], tmp_path / "out", provenance={"goal": "p99"}
+    )
     written = result.repository / "m"
     assert (written / "config.pbtxt").read_bytes() == TUNED
     assert (written / "1" / "model.py").read_text() == (model / "1" / "model.py").read_text()
@@ -41,7 +46,9 @@ def test_the_bundle_holds_the_exact_config_and_the_source_is_untouched(model: Pa
 
 
 def test_provenance_has_hashes_edits_and_figures(model: Path, tmp_path: Path) -> None:
-    result = export_repository([ModelToExport(model, TUNED, {"after": {"throughput": 7.0}})], tmp_path / "out", provenance={"goal": "p99"})
+    result = export_repository(
+        [ModelToExport(model, TUNED, {"after": {"throughput": 7.0}})], tmp_path / "out", provenance={"goal": "p99"}
+    )
     provenance = json.loads(result.provenance.read_text())
     entry = provenance["models"]["m"]
     assert provenance["goal"] == "p99"

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pytest
+from notebooks_layout import lay_out
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = {"127.0.0.1", "localhost", "::1", ""}
@@ -45,6 +46,12 @@ class Lab:
 
     url: str
     root: Path
+    home: Path
+
+    def server_logs(self) -> str:
+        """The ends of the logs of the servers that notebooks have started."""
+        logs = sorted(self.home.rglob("servers/*.log"))
+        return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
 
 
 @dataclass
@@ -96,7 +103,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     pytest.fail(f"JupyterLab did not start:\n{(home / 'lab.log').read_text()[-3000:]}")
                 time.sleep(0.1)
-        yield Lab(url, root)
+        yield Lab(url, root, home)
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -112,7 +119,7 @@ def chrome() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = chromium_path()
     if path is None:
-        pytest.skip("no Chromium on this machine")
+        pytest.skip("no Chromium here")
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(
             executable_path=path, headless=True, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -143,46 +150,7 @@ def page(chrome: Any) -> Iterator[Any]:
     context.close()
 
 
-def open_notebook(page: Any, lab: Lab, name: str) -> None:
-    """Opens a notebook in Lab, alone on the page, and waits for its kernel."""
-    page.goto(f"{lab.url}/lab/tree/{name}?reset")
-    page.wait_for_function(
-        """() => {
-            const app = window.jupyterapp;
-            const panel = app?.shell?.currentWidget;
-            return panel?.context?.isReady && panel.sessionContext?.session?.kernel?.status === 'idle';
-        }""",
-        timeout=60_000,
-    )
-    # The file browser takes a quarter of the width: a person who looks at panels closes it.
-    page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
-    page.keyboard.press("Escape")
-
-
-def run_cell(page: Any, index: int, timeout_s: float = 60) -> list[dict[str, Any]]:
-    """Runs one cell, waits for its end and gives its outputs; an error in it fails the test."""
-    before = page.evaluate(
-        """(i) => { const p = window.jupyterapp.shell.currentWidget; p.content.deselectAll();
-                    p.content.activeCellIndex = i; return p.content.widgets[i].model.executionCount; }""",
-        index,
-    )
-    page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-cell')")
-    return wait_cell(page, index, before, timeout_s)
-
-
-def wait_cell(page: Any, index: int, before: int | None, timeout_s: float) -> list[dict[str, Any]]:
-    page.wait_for_function(
-        """([i, before]) => { const c = window.jupyterapp.shell.currentWidget.content.widgets[i].model;
-                              return c.executionCount !== null && c.executionCount !== before; }""",
-        arg=[index, before],
-        timeout=timeout_s * 1000,
-    )
-    text = page.evaluate(
-        "(i) => JSON.stringify(window.jupyterapp.shell.currentWidget.content.widgets[i].model.outputs?.toJSON() ?? [])",
-        index,
-    )
-    outputs: list[dict[str, Any]] = json.loads(text)
-    for output in outputs:
-        if output["output_type"] == "error":
-            pytest.fail(f"cell {index}: {output['ename']}: {output['evalue']}\n" + "\n".join(output["traceback"]))
-    return outputs
+@pytest.fixture
+def workplace(tmp_path: Path, repository: Path) -> Path:
+    """A directory like the checkout, which a notebook may write to."""
+    return lay_out(tmp_path, repository)

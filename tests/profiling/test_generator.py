@@ -96,12 +96,27 @@ def test_the_generator_dies_with_its_parent() -> None:
 def test_stop_is_heard_in_the_middle_of_a_burst() -> None:
     with ScriptedServer(lambda n: 0.05) as server, GeneratorProcess() as generator:
         stop = threading.Event()
-        threading.Timer(0.3, stop.set).start()
+
+        def on_event(event: dict[str, object]) -> None:
+            if event["event"] == "progress" and event["answered"]:
+                stop.set()
+
+        begin = time.monotonic()
+        samples = generator.run(job(server, Load.open(500, duration_s=30)), on_event, stop)
+        assert time.monotonic() - begin < 5
+    assert samples.stopped
+    assert samples.ok.sum() > 1
+
+
+def test_a_stop_right_behind_the_start_is_not_forgotten() -> None:
+    with ScriptedServer() as server, GeneratorProcess() as generator:
+        generator.start()
+        stop = threading.Event()
+        stop.set()
         begin = time.monotonic()
         samples = generator.run(job(server, Load.open(500, duration_s=30)), lambda event: None, stop)
         assert time.monotonic() - begin < 5
     assert samples.stopped
-    assert len(samples.sent) > 20
 
 
 def test_an_interrupted_run_leaves_no_generator_behind() -> None:
@@ -145,7 +160,11 @@ def test_a_server_that_closes_every_connection_is_still_measured() -> None:
                 pass
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as closing:
+    class Server(socketserver.ThreadingTCPServer):
+        request_queue_size = 128
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as closing:
         threading.Thread(target=closing.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{closing.server_address[1]}"
         with GeneratorProcess() as generator:

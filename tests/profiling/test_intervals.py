@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from workbench.profiling.intervals import mean_of, nearest_rank, quantile
+from workbench.profiling.verdict import P99_REQUESTS
 
 
 def test_percentiles_are_perf_analyzers() -> None:
@@ -45,6 +46,8 @@ def test_too_few_values_leave_an_end_open() -> None:
     assert not math.isnan(estimate.low)
     assert not math.isnan(quantile(np.arange(1000.0), 0.99).high)
     assert math.isnan(quantile(np.arange(3.0), 0.5).low)
+    assert math.isnan(quantile(np.arange(float(P99_REQUESTS - 1)), 0.99).high)
+    assert not math.isnan(quantile(np.arange(float(P99_REQUESTS)), 0.99).high)
 
 
 def test_means_have_students_interval() -> None:

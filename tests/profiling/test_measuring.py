@@ -19,30 +19,26 @@ def short(**changes: object) -> dict[str, object]:
 
 
 def test_scripted_latencies_come_back_as_their_percentiles() -> None:
-    # Of ten requests eight take 10 ms, one 40 ms, one 80 ms: p50, p90 and p95 are known.
-    script = [0.010] * 8 + [0.040, 0.080]
-    with ScriptedServer(lambda n: script[n % 10]) as server:
-        load = Load.open(400, "constant", **short(duration_s=1.0))
-        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
-    assert point.n == pytest.approx(400, abs=2)
-    assert point.failed == 0
-    assert 9.5 <= point.p50_ms < 10 + 6
-    assert 39.5 <= nearest(point, "p90_ms", 40) < 40 + 8
-    assert 79.5 <= point.p95_ms < 80 + 8  # the script's own timer ends up to half a millisecond early
-    assert 79.5 <= point.p99_ms < 80 + 12
+    # Of twenty requests sixteen take 10 ms, three 40 ms, one 80 ms: p50, p90 and p99 are known.
+    script = [0.010] * 16 + [0.040] * 3 + [0.080]
+    for _ in range(5):  # a busy machine makes a point not valid, and that is said; then it is measured again
+        with ScriptedServer(lambda n: script[n % 20]) as server:
+            load = Load.open(400, "constant", **short(duration_s=1.0))
+            point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+        assert point.n == pytest.approx(400, abs=2)
+        assert point.failed == 0
+        if point.verdict == "valid":
+            break
+    assert 9.5 <= point.p50_ms < 10 + 3  # the script's own timer ends up to half a millisecond early
+    assert 39.5 <= point.p90_ms < 40 + 8
+    assert 79.5 <= point.p99_ms < 80 + 16
     assert point.p50_low <= point.p50_ms <= point.p50_high
     assert point.throughput == pytest.approx(400, rel=0.05)
     assert point.littles_law == pytest.approx(1, abs=0.1)
     # What the server says of itself: the mean of the script, whatever the client saw.
-    assert point.compute_infer_ms == pytest.approx(20, abs=3)
+    assert point.compute_infer_ms == pytest.approx(18, abs=3)
     assert point.mean_batch == 1.0
-    assert point.batch_rows == {1: pytest.approx(400, abs=20)}
-
-
-def nearest(point: Point, name: str, low: float) -> float:
-    # p90 is the edge between the 10 ms and the 40 ms requests: one request more or less decides.
-    value: float = getattr(point, name)
-    return low if value < low else value
+    assert point.batch_rows == {1: pytest.approx(400, abs=40)}
 
 
 def test_the_rate_of_an_open_loop_is_held_although_the_server_is_slow() -> None:
@@ -253,3 +249,29 @@ def test_a_point_survives_json() -> None:
     assert point.config["max_batch_size"] == 8
     assert point.environment["cpus"] >= 1
     assert "infer/s" in repr(point)
+
+
+@pytest.mark.parametrize(("stall_ms", "valid"), [(5.0, True), (200.0, False)])
+def test_stalls_of_the_servers_loop_are_said_and_judged(stall_ms: float, valid: bool) -> None:
+    class Stalling(ServerTarget):
+        def loop_stalls(self) -> list[tuple[int, float]]:
+            now = time.monotonic_ns()
+            return [(now - 100_000_000, stall_ms), (now - 10**12, 5000.0)]  # the second one was long before
+
+    with ScriptedServer(lambda n: 0.002) as server:
+        point = measure(Stalling(server.url), "m", Load.closed(2, **short()), inputs=INPUTS)
+    said = [text for text in (*point.reasons, *point.notes) if "stood still 1 times" in text]
+    assert len(said) == 1
+    assert (said[0] in point.notes) is valid
+    assert point.valid is valid
+
+
+def test_a_stop_before_the_start_gives_an_empty_point() -> None:
+    stop = threading.Event()
+    stop.set()
+    with ScriptedServer(lambda n: 0.002) as server:
+        for load in (Load.closed(2, **short()), Load.open(100, **short())):
+            point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS, stop=stop)
+            assert not point.valid
+            assert "stopped" in point.reasons[0]
+            assert point.row()["verdict"] == "not valid"

@@ -209,3 +209,50 @@ def test_save_writes_a_result_afterwards(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     run_id = result.save(store, title="later")
     assert store.open(run_id).frame()["p99_ms"].tolist() == [1.0]
+
+
+def test_a_sweep_that_was_broken_off_is_resumed_without_repeating(server: ScriptedServer, tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    stop = threading.Event()
+    loads = [Load.closed(1, **FAST)]
+
+    def on_progress(progress: Progress) -> None:
+        if progress.done == 2:
+            stop.set()
+
+    first = sweep(
+        ScriptedTarget(server), "m", GRID, loads, inputs=INPUTS, store=store, stop=stop, on_progress=on_progress
+    )
+    valid = sum(point.valid for point in first)
+    options = SweepOptions(resume=first.run_id)
+    second = sweep(ScriptedTarget(server), "m", GRID, loads, inputs=INPUTS, store=store, options=options)
+    assert second.run_id == first.run_id
+    assert len(second) == 4
+    assert [point.settings for point in second] == [
+        {"max_batch_size": size, "x.delay": delay} for size in (4, 8) for delay in (0, 5)
+    ]
+    for before, after in zip(first, second, strict=False):
+        assert not before.valid or after.throughput == before.throughput
+    with store.open(first.run_id) as run:
+        assert len(run.points()) == len(first) + 4 - valid
+        assert run.info.status == "done"
+    # Another seed is another point.
+    other = [Load.closed(1, seed=99, **FAST)]
+    third = sweep(
+        ScriptedTarget(server), "m", {"max_batch_size": [4]}, other, inputs=INPUTS, store=store, options=options
+    )
+    assert third[0].throughput not in {point.throughput for point in second}
+
+
+def test_an_interrupt_while_restoring_does_not_keep_it_from_restoring(server: ScriptedServer) -> None:
+    import os
+    import signal
+
+    class Slow(ScriptedTarget):
+        def restore(self, model: str) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            super().restore(model)
+
+    result = sweep(Slow(server), "m", {"max_batch_size": [4]}, [Load.closed(1, **FAST)], inputs=INPUTS)
+    assert result.restored

@@ -137,6 +137,11 @@ def test_bytes_that_are_no_utf8_go_both_ways() -> None:
     assert b'"data":["\xff\xfe","ok"]' in bytes(buffers[0])
 
 
+def test_an_output_asked_for_twice_is_asked_once() -> None:
+    request = decode_request(body_of(inputs=[], outputs=[{"name": "O"}, {"name": "O"}]), None, OPTIONS)
+    assert [output.name for output in request.outputs] == ["O"]
+
+
 def test_parameters_are_sorted_into_their_places() -> None:
     request = decode_request(
         body_of(
@@ -224,6 +229,7 @@ BAD: list[tuple[str, bytes, int, str]] = [
         400,
         f"invalid shape for input 'I': shape [{-(2**63)}] contains one or more invalid dimensions",
     ),
+    ("absurd dim", one_input(shape=[2**64]), 500, "Unable to parse 'shape': attempt to access JSON non-unsigned-int"),
     (
         "overflowing dims",
         one_input(shape=[2**32, 2**32]),
@@ -251,7 +257,13 @@ BAD: list[tuple[str, bytes, int, str]] = [
         500,
         "Unable to parse 'data': Shape does not match true shape of 'data' field",
     ),
-    ("too few", one_input(data=[1]), 500, "Failed to parse 'data' field: shape does not match true shape"),
+    (
+        # as the 2.51 binary has it; the source of 2.73 reads "Failed to parse 'data' field: ..."
+        "too few",
+        one_input(data=[1]),
+        500,
+        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    ),
     ("data no array", one_input(data=5), 500, "Unable to parse 'data': attempt to access JSON non-array as array"),
     (
         "float for int",
@@ -326,10 +338,10 @@ BAD: list[tuple[str, bytes, int, str]] = [
         "[request id: 7] input 'I' already exists in request",
     ),
     (
-        "output twice",
-        body_of(inputs=[], outputs=[{"name": "O"}, {"name": "O"}]),
-        400,
-        "[request id: <id_unknown>] output 'O' already exists in request",
+        "half a surrogate pair",
+        b'{"inputs":[{"name":"I","datatype":"BYTES","shape":[1],"data":["\\ud83d"]}]}',
+        500,
+        "failed to parse the request JSON buffer: ",
     ),
     (
         "reserved parameter",
@@ -494,7 +506,7 @@ def test_whatever_arrives_is_a_request_or_a_workbench_error(head: Any, tail: byt
         return
     for tensor in request.inputs:
         assert tensor.data.shape == tensor.shape
-        assert tensor.data.dtype == datatypes.BY_WIRE[tensor.datatype].numpy
+        assert tensor.datatype == "<invalid>" or tensor.data.dtype == datatypes.BY_WIRE[tensor.datatype].numpy
 
 
 @settings(max_examples=200, deadline=None)

@@ -50,9 +50,9 @@ class EchoApp:
 
 
 class Running:
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, limits: HttpLimits, new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop):
         self.app = EchoApp()
-        self.loop = uvloop.new_event_loop()
+        self.loop = new_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self.server = HttpServer(self.app, self.loop, limits=limits, max_chunked_bytes=1_000_000)
@@ -77,9 +77,10 @@ class Running:
         self.loop.close()
 
 
-@pytest.fixture
-def running() -> Iterator[Running]:
-    made = Running(HttpLimits(head_s=30.0, pause_s=30.0, linger_s=0.2))
+@pytest.fixture(params=["uvloop", "asyncio"])
+def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    new_loop = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+    made = Running(HttpLimits(head_s=30.0, pause_s=30.0, linger_s=0.2), new_loop)
     yield made
     made.close()
 
@@ -187,6 +188,12 @@ def test_an_offer_to_upgrade_is_ignored(running: Running) -> None:
         assert read_answer(stream)[2] == b"POST /u body"
         client.sendall(b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n")
         assert read_answer(stream)[2] == b"GET /next "
+
+
+def test_an_absolute_target(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"GET http://localhost:1/a/b?c=d HTTP/1.1\r\nHost: localhost:1\r\n\r\n")
+        assert read_answer(stream)[2] == b"GET /a/b "
 
 
 def test_head_has_no_body(running: Running) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
+import threading
+import urllib.parse
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -272,7 +275,7 @@ def test_wrong_shape_says_what_is_expected(server: RunningServer, http: Http) ->
 def test_an_empty_body_is_a_raw_request(server: RunningServer, http: Http) -> None:
     answer = http(server, "POST", "/v2/models/echo/infer", b"")
     assert answer.json["error"] == (
-        "[request id: <id_unknown>] input byte size mismatch for input 'INPUT0' for model 'echo'. Expected 16, got 0"
+        "[request id: <id_unknown>] input byte size mismatch for input 'raw_input' for model 'echo'. Expected 16, got 0"
     )
 
 
@@ -331,6 +334,14 @@ def test_large_json_goes_through_a_thread_and_back(server: RunningServer, http: 
         500,
         "Unable to parse 'data': Shape does not match true shape of 'data' field",
     )
+
+
+def test_a_large_body_of_strings(server: RunningServer, http: Http) -> None:
+    array = np.array([[f"string number {number}" for number in range(80_000)]], dtype=object)
+    headers, buffers = encode_request(InferenceRequest("texts", [Tensor.from_numpy("INPUT0", array)]))
+    answer = http(server, "POST", "/v2/models/texts/infer", b"".join(buffers), headers)
+    response = decode_response(answer.body, int(answer.headers[HEADER_LENGTH.lower()]))
+    assert [item.decode() for item in response.as_numpy("OUTPUT0")[0]] == array[0].tolist()
 
 
 def test_statistics_count_what_was_sent(server: RunningServer, http: Http) -> None:
@@ -427,6 +438,80 @@ def test_a_web_page_cannot_drive_the_server(server: RunningServer, http: Http) -
         assert answer.status == 403
     for headers in ({"Origin": "http://localhost:8888"}, {"Host": "localhost:1"}, {"Host": "[::1]:1"}):
         assert http(server, "GET", "/v2", None, headers).status == 200
+
+
+def test_a_client_that_goes_away_cancels_what_waits(tmp_path: Path, write: Any, start: Any) -> None:
+    delay = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000 }"
+    write(tmp_path, "patient", "FP32", [4], delay)
+    with start(tmp_path) as server:
+        body = json.dumps(echo()).encode()
+        client = socket.create_connection(("127.0.0.1", int(server.http_url.rpartition(":")[2])), timeout=10)
+        client.sendall(b"POST /v2/models/patient/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: server.engine.snapshot().version("patient").pending == 1)
+        client.close()
+        until(lambda: server.engine.snapshot().version("patient").failures["CANCELED"] == 1)
+        assert server.engine.snapshot().version("patient").pending == 0
+
+
+def test_a_full_queue_and_a_timeout_are_503(tmp_path: Path, write: Any, start: Any, http: Http) -> None:
+    delay = "preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000"
+    write(tmp_path, "full", "FP32", [4], f"dynamic_batching {{ {delay} default_queue_policy {{ max_queue_size: 1 }} }}")
+    policy = "default_queue_policy { default_timeout_microseconds: 20000 }"
+    write(tmp_path, "late", "FP32", [4], f"dynamic_batching {{ {delay} {policy} }}")
+    with start(tmp_path) as server:
+        answer = http(server, "POST", "/v2/models/late/infer", echo())
+        assert (answer.status, answer.json["error"]) == (503, "Request timeout expired")
+        assert server.engine.snapshot().version("late").failures["REJECTED"] == 1
+        first = threading.Thread(target=http, args=(server, "POST", "/v2/models/full/infer", echo()), daemon=True)
+        first.start()
+        until(lambda: server.engine.snapshot().version("full").pending == 1)
+        answer = http(server, "POST", "/v2/models/full/infer", echo() | {"id": "q"})
+        assert (answer.status, answer.json["error"]) == (503, "[request id: q] Exceeds maximum queue size")
+        assert sum(server.engine.snapshot().version("full").failures.values()) == 0, "as in Triton, it leaves no trace"
+        edit = {"edits": [{"path": "dynamic_batching.max_queue_delay_microseconds", "op": "set", "value": 0}]}
+        http(server, "POST", "/v2/workbench/models/full/configure", edit, token=server.token)
+        first.join(10)
+        assert not first.is_alive(), "the edit lets go what waits"
+
+
+def test_decoupled_models_are_refused(tmp_path: Path, start: Any, http: Http) -> None:
+    directory = tmp_path / "stream" / "1"
+    directory.mkdir(parents=True)
+    (directory / "model.py").write_text(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        return None\n"
+    )
+    (tmp_path / "stream" / "config.pbtxt").write_text(
+        'backend: "python"\nmodel_transaction_policy { decoupled: true }\n'
+        'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
+        'output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
+    )
+    with start(tmp_path) as server:
+        answer = http(server, "POST", "/v2/models/stream/infer", echo(shape=[4]))
+        assert (answer.status, answer.json["error"]) == (
+            501,
+            "HTTP end point doesn't support models with decoupled transaction policy",
+        )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not happen within 5 s")
+
+
+def test_names_with_odd_characters(tmp_path: Path, write: Any, start: Any, http: Http) -> None:
+    names = ["with space", "模型", "a:b", "100%"]
+    for name in names:
+        write(tmp_path, name, "FP32", [4])
+    with start(tmp_path) as server:
+        for name in names:
+            url = f"/v2/models/{urllib.parse.quote(name, safe='')}"
+            assert http(server, "GET", f"{url}/ready").status == 200
+            assert http(server, "GET", url).json["name"] == name
+            assert http(server, "POST", f"{url}/infer", echo()).json["model_name"] == name
+            assert http(server, "POST", f"/v2/repository/models/{urllib.parse.quote(name)}/load").status == 200
 
 
 def test_requested_outputs_as_the_client_lists_them(server: RunningServer, http: Http) -> None:

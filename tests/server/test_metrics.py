@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from workbench import telemetry
 from workbench.server import RunningServer
+from workbench.server.metrics import exposition
+from workbench.telemetry import GpuSample
 
 
 def page(server: RunningServer) -> tuple[str, str]:
@@ -78,3 +82,17 @@ def test_only_get_metrics_is_answered(server: RunningServer) -> None:
         connection.request(method, path)
         assert connection.getresponse().status == status
         connection.close()
+
+
+def test_gpus_have_tritons_metrics(server: RunningServer) -> None:
+    gpu = GpuSample(
+        index=0, name="GPU", uuid="GPU-1", utilization=0.25, memory_used_bytes=2**30, memory_total_bytes=2**34,
+        power_watts=120.5, power_limit_watts=None, energy_joules=7.0, temperature_c=None, clock_mhz=None,
+        process_bytes={},
+    )  # fmt: skip
+    text = exposition(server.engine, replace(telemetry.sample(), gpus=(gpu,)))
+    assert 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.25\n' in text
+    assert 'nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 1073741824\n' in text
+    assert 'nv_gpu_power_usage{gpu_uuid="GPU-1"} 120.5\n' in text
+    assert 'nv_energy_consumption{gpu_uuid="GPU-1"} 7\n' in text
+    assert "nv_gpu_power_limit{" not in text, "what a device does not tell is left out"

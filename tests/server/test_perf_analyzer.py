@@ -23,7 +23,7 @@ def test_perf_analyzer_runs_to_the_end(oracle: Path) -> None:
             [
                 "timeout", "-s", "KILL", "300", str(oracle / "perf-analyzer"), "-m", "mlp_4096", "-u",
                 ready[1].removeprefix("http://"), "-i", "http", "--async", "--concurrency-range", "1:16:5", "-p",
-                "1000", "-s", "50", "-r", "3",
+                "1500", "-s", "95", "-r", "8",
             ],
             capture_output=True,
             text=True,

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -66,6 +67,34 @@ def test_it_says_where_it_is_and_stops_cleanly_on_sigterm(repository: Path) -> N
         assert re.search(r'^I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ \S+:\d+\] "Started HTTPService at 127', log, re.MULTILINE)
         assert "--allow-grpc is tritonserver's and has no effect here" in log
     assert "stopper" not in [entry["name"] for entry in runtime.list_servers()]
+
+
+def test_a_signal_ends_it_while_models_still_load(tmp_path: Path) -> None:
+    (tmp_path / "endless" / "1").mkdir(parents=True)
+    (tmp_path / "endless" / "1" / "model.py").write_text(
+        "import pathlib, time\n\n\nclass TritonPythonModel:\n    def initialize(self, args):\n"
+        f"        pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n        time.sleep(600)\n\n"
+        "    def execute(self, requests):\n        return []\n"
+    )
+    (tmp_path / "endless" / "config.pbtxt").write_text('backend: "python"\n')
+    child = subprocess.Popen(
+        [sys.executable, "-m", "workbench.server", f"--model-repository={tmp_path}", "--http-port=0"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(1000):
+            if (tmp_path / "begun").exists():
+                break
+            threading.Event().wait(0.02)
+        children = psutil.Process(child.pid).children(recursive=True)
+        assert children
+        child.terminate()
+        assert child.wait(30) == 1
+        assert psutil.wait_procs(children, 10)[1] == [], "the model's process has gone as well"
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_an_owned_server_dies_with_its_owner(repository: Path) -> None:

@@ -13,7 +13,9 @@ from workbench.session.windows import WindowTracker, greatest_overlap
 MS = 1_000_000
 
 
-def statistics(requests: int, rows: int, executions: int, queue_ms: float, batches: dict[int, int], failed: int = 0) -> dict[str, Any]:
+def statistics(
+    requests: int, rows: int, executions: int, queue_ms: float, batches: dict[int, int], failed: int = 0
+) -> dict[str, Any]:
     part = {"count": requests, "ns": int(requests * queue_ms * MS)}
     return {
         "model_stats": [
@@ -30,16 +32,30 @@ def statistics(requests: int, rows: int, executions: int, queue_ms: float, batch
                     "compute_infer": {"count": requests, "ns": requests * 2 * MS},
                     "compute_output": {"count": requests, "ns": 0},
                 },
-                "batch_stats": [{"batch_size": size, "compute_infer": {"count": count, "ns": 0}} for size, count in batches.items()],
+                "batch_stats": [
+                    {"batch_size": size, "compute_infer": {"count": count, "ns": 0}} for size, count in batches.items()
+                ],
             }
         ]
     }
 
 
-def columns(arrivals: list[int], ends: list[int], batches: list[tuple[str, int, int]]) -> Any:
+def columns(
+    arrivals: list[int],
+    ends: list[int],
+    batches: list[tuple[str, int, int]],
+    status: list[str] | None = None,
+    client: list[str] | None = None,
+) -> Any:
     return SimpleNamespace(
         last_seq=len(arrivals),
-        requests={"model": np.array(["m"] * len(arrivals)), "arrival": np.array(arrivals), "end": np.array(ends)},
+        requests={
+            "model": np.array(["m"] * len(arrivals)),
+            "arrival": np.array(arrivals),
+            "end": np.array(ends),
+            "status": np.array(status or ["ok"] * len(arrivals)),
+            "client": np.array(client or ["python"] * len(arrivals)),
+        },
         batches={
             "model": np.array(["m"] * len(batches)),
             "reason": np.array([reason for reason, _, _ in batches]),
@@ -72,6 +88,27 @@ def test_records_give_percentiles_reasons_and_requests_in_flight() -> None:
     assert window.p50_ms == 20.0
     assert window.max_in_flight == 3
     assert tracker.histograms()["m"].counts == {"delay": {2: 1}, "full": {8: 1}}
+
+
+def test_rejected_requests_and_warmups_are_no_latencies() -> None:
+    tracker = WindowTracker(300.0)
+    tracker.update(0, statistics(0, 0, 0, 0.0, {}), columns([], [], []))
+    taken = columns(
+        [0, 0, 0, 0], [20 * MS, 20 * MS, 1, 900 * MS], [], ["ok", "ok", "REJECTED", "ok"], ["a", "b", "a", "warmup"]
+    )
+    tracker.update(1_000 * MS, statistics(3, 3, 3, 1.0, {}), taken)
+    assert tracker.windows()["m"].p50_ms == 20.0
+    assert tracker.windows()["m"].p99_ms == 20.0
+
+
+def test_a_model_that_is_gone_leaves_windows_at_once_and_the_history_with_time() -> None:
+    tracker = WindowTracker(10.0)
+    tracker.update(0, statistics(0, 0, 0, 1.0, {}), None)
+    tracker.update(1_000 * MS, statistics(5, 5, 5, 1.0, {}), None)
+    tracker.update(2_000 * MS, {"model_stats": []}, None)
+    assert tracker.windows() == {}
+    assert list(tracker.history(2_000 * MS)) == ["m"]
+    assert tracker.history(20_000 * MS) == {}
 
 
 def test_batches_older_than_a_minute_are_forgotten() -> None:

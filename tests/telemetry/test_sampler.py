@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -100,3 +102,57 @@ def test_a_broken_driver_is_a_note_not_an_error(monkeypatch: pytest.MonkeyPatch)
     sample = Sampler().sample()
     assert sample.gpus == ()
     assert sample.gpu_note.startswith("no GPU here: NVML says: ")
+
+
+class Device:
+    """As much of pynvml as a driver with one GPU answers; energy and power are not supported."""
+
+    NVML_TEMPERATURE_GPU = 0
+    NVML_CLOCK_SM = 1
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_LibraryNotFound(NVMLError):
+        pass
+
+    def __init__(self) -> None:
+        self.joules = 1_000_000
+
+    def __getattr__(self, name: str) -> Any:
+        answers: dict[str, Any] = {
+            "nvmlInit": None,
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetName": b"Some GPU",
+            "nvmlDeviceGetUUID": "GPU-1",
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5, total=10),
+            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=os.getpid(), usedGpuMemory=3)],
+            "nvmlDeviceGetTemperature": 50,
+            "nvmlDeviceGetClockInfo": 1200,
+            "nvmlDeviceGetTotalEnergyConsumption": self.joules,
+        }
+        if name in answers:
+            return lambda *_: answers[name]
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def unsupported(*_: Any) -> Any:
+            raise Device.NVMLError("Not Supported")
+
+        return unsupported
+
+
+def test_what_a_gpu_tells_is_passed_on_and_the_rest_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setitem(sys.modules, "pynvml", device)
+    sampler = Sampler()
+    (gpu,) = sampler.sample([os.getpid()]).gpus
+    assert (gpu.name, gpu.uuid, gpu.utilization) == ("Some GPU", "GPU-1", 0.4)
+    assert (gpu.memory_used_bytes, gpu.memory_total_bytes) == (5, 10)
+    assert (gpu.power_watts, gpu.power_limit_watts, gpu.energy_joules) == (None, None, 0.0)
+    assert gpu.process_bytes == {os.getpid(): 3}
+    device.joules += 2500
+    assert sampler.sample().gpus[0].energy_joules == 2.5
+    assert sampler.gpu_note == ""

@@ -61,3 +61,22 @@ def test_only_points_at_the_same_load_are_compared() -> None:
 def test_a_batch_size_seen_once_says_nothing() -> None:
     rare = {"batch_rows": {1: 400, 8: 60, 31: 1}, "batch_compute_ms": {1: 6.0, 8: 9.0, 31: 900.0}}
     assert set(advise_batching([point(150, 200, **rare), point(800, 40, batching=8, **rare)]).curve) == {1, 8}
+
+
+def test_a_difference_where_nothing_was_batched_is_not_batchings_doing() -> None:
+    from workbench.profiling import Load
+
+    alone = {"load": Load.closed(1), **PAYS}
+    advice = advise_batching([point(25, 80, **alone), point(95, 20, batching=8, mean_batch=1.0, **alone)])
+    assert advice.batching == "off"
+    assert "never waited together" in advice.text
+
+
+def test_the_heaviest_load_decides() -> None:
+    from workbench.profiling import Load
+
+    light = {"load": Load.closed(1), **PAYS}
+    points = [point(25, 80, **light), point(95, 20, batching=8, mean_batch=1.0, **light)]
+    advice = advise_batching([*points, point(150, 200, **PAYS), point(800, 40, batching=8, **PAYS)])
+    assert advice.batching == "on"
+    assert "at concurrency 32" in advice.text

@@ -31,6 +31,7 @@ def point(
         "throughput_high": throughput * (1 + spread),
         "p50_ms": p99_ms / 2,
         "p99_ms": p99_ms,
+        "mean_batch": 0.9 * batching if batching else 1.0,
         "valid": True,
         "stable": True,
     }

@@ -154,7 +154,11 @@ Instance = ThreadInstance | LoopInstance
 
 
 class LoadedModel(Protocol):
-    """An opened model version."""
+    """An opened model version.
+
+    One that has ``counts_failed_batches = True`` has batches counted as executed although every request of them failed
+    (as Triton's Python backend does).
+    """
 
     reads_max_batch_size: bool
     """False lets the engine change max_batch_size in place."""

@@ -67,6 +67,7 @@ class PythonModel:
     """A model version: makes instances in processes or on threads."""
 
     reads_max_batch_size = True
+    counts_failed_batches = True
 
     def __init__(self, context: ModelContext, path: Path) -> None:
         self.execution = execution_mode(context)

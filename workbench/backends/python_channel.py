@@ -96,7 +96,7 @@ class ServerChannel:
         self._pending.clear()
         for fd in self._reader.close():
             os.close(fd)
-        self._slabs.out.close()
+        self._slabs.close()
 
     def _readable(self) -> bool:
         """One read; whether there may be more."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.backends._child import wire
-from workbench.errors import BackendError, Code, NotFound, NotReady, WorkbenchError
+from workbench.errors import BackendError, Code, InvalidRequest, NotFound, NotReady, QueueFull, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
 
 # The request's own fields, which Triton takes out of the parameters, and the front end's.
@@ -27,8 +27,6 @@ CODES: tuple[Code, ...] = (
 """By TRITONSERVER_Error_Code."""
 NUMBERS = {code: number for number, code in enumerate(CODES)}
 
-_NO_FIELDS = ("", 0, 0, 0, "", None)
-
 
 def parameters_json(parameters: Mapping[str, Parameter]) -> str:
     """A request's parameters as a model sees them: compact JSON, "" for none."""
@@ -36,30 +34,63 @@ def parameters_json(parameters: Mapping[str, Parameter]) -> str:
     return json.dumps(kept, separators=(",", ":")) if kept else ""
 
 
-def request_fields(request: InferenceRequest) -> tuple[Any, ...]:
-    """What a model's ``InferenceRequest.received`` takes: id, correlation id, flags, timeout, parameters, outputs."""
+def request_fields(request: InferenceRequest) -> tuple[Any, ...] | None:
+    """What a model's ``InferenceRequest.received`` takes: id, correlation id, flags, timeout, parameters, outputs.
+
+    None where none of them is set.
+    """
+    if not (request.id or request.parameters or request.outputs or request.timeout or request.sequence_id):
+        return None
     parameters = parameters_json(request.parameters) if request.parameters else ""
     flags = int(request.sequence_start) | int(request.sequence_end) << 1
     outputs = tuple([output.name for output in request.outputs]) if request.outputs else None
-    fields = (request.id, request.sequence_id, flags, request.timeout, parameters, outputs)
-    return _NO_FIELDS if fields == _NO_FIELDS else fields
+    return request.id, request.sequence_id, flags, request.timeout, parameters, outputs
 
 
-def pack_requests(requests: Any, packer: wire.Packer) -> tuple[Any, ...]:
-    """A batch as the head of an EXECUTE frame."""
+def pack_requests(requests: Sequence[InferenceRequest]) -> tuple[tuple[Any, ...], wire.Packer]:
+    """A batch as it stands in the head of an EXECUTE frame, and its tensors.
+
+    The head: how many requests, their fields (None where none has any), the numbers of their tensors' descriptions
+    (None for a uniform batch), and the descriptions.
+    """
+    fields: Any = tuple([request_fields(request) for request in requests])
+    if not any(fields):
+        fields = None
+    columns = columns_of(requests)
+    if columns is not None:
+        kinds, packer = wire.pack_columns(columns)
+        return (len(requests), fields, None, kinds), packer
+    packer = wire.Packer()
     add = packer.add
-    return tuple(
-        [
-            (request_fields(request), tuple([add(t.name, t.datatype, t.data) for t in request.inputs]))
-            for request in requests
-        ]
-    )
+    numbers = tuple([tuple([add(t.name, t.datatype, t.data) for t in request.inputs]) for request in requests])
+    return (len(requests), fields, numbers, packer.kinds), packer
 
 
-def unpack_tensors(entries: Any, buffer: Any, offset: int) -> tuple[list[Tensor], int]:
-    """The tensors of a head, from ``offset`` of the payload, and where the next ones start."""
+def columns_of(requests: Sequence[InferenceRequest]) -> list[Any] | None:
+    """The inputs of a batch by name, where all requests have the same small ones (see ``wire.pack_columns``)."""
+    columns: list[Any] = []
+    for tensor in requests[0].inputs:
+        if not wire.fits_column(tensor.datatype, tensor.data):
+            return None
+        columns.append((tensor.name, tensor.datatype, tensor.data.shape, []))
+    count = len(columns)
+    for request in requests:
+        inputs = request.inputs
+        if len(inputs) != count:
+            return None
+        for tensor, (name, datatype, shape, arrays) in zip(inputs, columns, strict=True):
+            data = tensor.data
+            if data.shape != shape or tensor.datatype != datatype or tensor.name != name:
+                return None
+            arrays.append(data)
+    return columns or None
+
+
+def unpack_tensors(kinds: Any, numbers: Any, buffer: Any, offset: int) -> tuple[list[Tensor], int]:
+    """The tensors of these descriptions, from ``offset`` of the payload, and where the next ones start."""
     tensors = []
-    for name, datatype, shape, size in entries:
+    for number in numbers:
+        name, datatype, shape, size = kinds[number]
         tensors.append(Tensor(name, datatype, shape, wire.unpack(datatype, shape, buffer, offset, size)))
         offset += size + (-size % wire.ALIGN)
     return tensors, offset
@@ -101,11 +132,18 @@ def refusal_text(model: str, error: WorkbenchError) -> str:
     return f"Model {model} - Error when running inference: {message}"
 
 
-def answer_head(response: InferenceResponse, packer: wire.Packer) -> tuple[Any, ...]:
-    """A nested request's response as the rest of an ANSWER head: final, code, text, parameters, tensors."""
+def nested_error_text(model: str, error: WorkbenchError) -> str:
+    """What a model reads of a nested request's error: the model's own words, or why the request was refused."""
+    if isinstance(error, InvalidRequest | NotFound | NotReady | QueueFull):
+        return refusal_text(model, error)
+    return error.message
+
+
+def answer_head(model: str, response: InferenceResponse, packer: wire.Packer) -> tuple[Any, ...]:
+    """A nested request's response as the rest of an ANSWER head: final, code, text, parameters, tensors, kinds."""
     if response.error is not None:
         # Triton hands every error of a nested request on as INTERNAL
-        return response.final, NUMBERS[Code.INTERNAL], response.error.message, "", None
+        return response.final, NUMBERS[Code.INTERNAL], nested_error_text(model, response.error), "", None, ()
     tensors = tuple([packer.add(t.name, t.datatype, t.data) for t in response.outputs])
     parameters = json.dumps(dict(response.parameters)) if response.parameters else ""
-    return response.final, -1, "", parameters, tensors
+    return response.final, -1, "", parameters, tensors, packer.kinds

@@ -7,8 +7,10 @@ prints a gigabyte costs the event loop nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -49,10 +51,16 @@ class Child:
                 action()
             try:
                 self.popen.wait(seconds)
-                return name
             except subprocess.TimeoutExpired:
                 continue
+            self._end_group()
+            return name
         return "not ended"
+
+    def _end_group(self) -> None:
+        """Kills what the model has started and left: the process leads a group of its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
 
 
 def exit_text(code: int | None) -> str:
@@ -60,8 +68,6 @@ def exit_text(code: int | None) -> str:
     if code is None:
         return "ended"
     if code < 0:
-        import signal
-
         try:
             return f"was killed by {signal.Signals(-code).name}"
         except ValueError:

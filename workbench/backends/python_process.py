@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,12 +20,11 @@ from workbench.backends.python_convert import (
     nested_request,
     pack_requests,
     parse_parameters,
-    refusal_text,
     unpack_tensors,
 )
 from workbench.backends.python_launch import Child, Keeper, exit_text
-from workbench.errors import BackendError, InstanceDied, InternalError, WorkbenchError
-from workbench.protocol.tensors import InferenceResponse
+from workbench.errors import BackendError, InstanceDied, WorkbenchError
+from workbench.protocol.tensors import InferenceResponse, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class ProcessOptions:
     interpreter: str
     setup: Mapping[str, Any] = field(default_factory=dict)
     finalize_s: float = 30.0
+    terminate_s: float = 2.0
     restarts: int = 5
     settled_s: float = 30.0
     backoff_s: float = 0.25
@@ -80,6 +80,7 @@ class ProcessInstance:
         self._child: Child | None = None
         self._channel: ServerChannel | None = None
         self._pidfd = -1
+        self._spawning: Future[Child] | None = None
         self._opened: Future[None] | None = None
         self._flights: dict[int, Flight] = {}
         self._next = 0
@@ -106,7 +107,8 @@ class ProcessInstance:
         Raises:
             BackendError: what the model raised, in Triton's words; or the process died.
         """
-        child = self._keeper.spawn(self._options.interpreter, self._spec.name).result()
+        self._spawning = self._keeper.spawn(self._options.interpreter, self._spec.name)
+        child = self._spawning.result()
         opened: Future[None] = Future()
         self._opened = opened
         self._loop.call_soon_threadsafe(self._attach, child)
@@ -119,8 +121,16 @@ class ProcessInstance:
     def close(self) -> None:
         """Ends the process: finalize, then terminate, then kill. Blocks; not on the loop."""
         child = self._on_loop(self._begin_close)
+        if self._spawning is not None:  # a restart is under way: what it starts is not wanted any more
+            try:
+                late = self._spawning.result(30.0)
+            except (BackendError, TimeoutError):
+                late = None
+            if late is not None:
+                late.sock.close()
+                late.end(0.0, 0.0)
         if child is not None:
-            how = child.end(self._options.finalize_s)
+            how = child.end(self._options.finalize_s, self._options.terminate_s)
             if how != "ended":
                 self._log("warning", f"finalize took more than {self._options.finalize_s:g} s: the process was {how}")
         self._on_loop(self._end_close)
@@ -144,10 +154,10 @@ class ProcessInstance:
         return done.result(10.0)
 
     def _begin_close(self) -> Child | None:
-        first, self._state = self._state, State.CLOSING
+        self._state = State.CLOSING
         if self._timer is not None:
             self._timer.cancel()
-        if self._channel is not None and first in (State.READY, State.STARTING):
+        if self._channel is not None:
             self._channel.send(wire.FINALIZE, None)
         self._fail_waiting()
         return self._child
@@ -172,11 +182,10 @@ class ProcessInstance:
 
     def _send(self, execution: Execution) -> None:
         assert self._channel is not None
-        packer = wire.Packer()
-        head = pack_requests(execution.requests, packer)
+        head, packer = pack_requests(execution.requests)
         self._next += 1
-        self._flights[self._next] = Flight(execution, set(range(len(head))))
-        self._channel.send(wire.EXECUTE, (self._next, head), packer)
+        self._flights[self._next] = Flight(execution, set(range(head[0])))
+        self._channel.send(wire.EXECUTE, (self._next, *head), packer)
 
     def _frame(self, frame: wire.Frame) -> None:
         if frame.kind == wire.RESPONSES:
@@ -194,24 +203,20 @@ class ProcessInstance:
             raise wire.ProtocolError(f"a frame of unknown kind {frame.kind}")
 
     def _responses(self, frame: wire.Frame) -> None:
-        number, last, input_end, output_start, error, entries = frame.head
+        number, last, input_end, output_start, error, entries, kinds = frame.head
         flight = self._flights[number]
         execution = flight.execution
         buffer = self._channel.payload(frame) if frame.slab_id and self._channel is not None else frame.payload
-        name, version = self._context.name, self._context.version
-        offset = 0
-        for index, final, code, message, parameters, described in entries:
-            response = InferenceResponse(name, version, execution.requests[index].id, final=final)
-            if code >= 0:
-                response.error = model_error(code, message)
-            elif described is not None:
-                response.outputs, offset = unpack_tensors(described, buffer, offset)
-                if parameters:
-                    response.parameters = parse_parameters(parameters)
-            if index in flight.open:
-                if final:
-                    flight.open.discard(index)
-                execution.respond(index, response)
+        if entries is None:
+            answers = self._uniform(execution, kinds, buffer)
+        else:
+            answers = self._mixed(execution, entries, kinds, buffer)
+        respond, still_open = execution.respond, flight.open
+        for index, response in answers:
+            if index in still_open:
+                if response.final:
+                    still_open.discard(index)
+                respond(index, response)
         if last:
             now = self._host.clock()
             execution.input_end = min(max(input_end, execution.compute_start), now)
@@ -222,6 +227,50 @@ class ProcessInstance:
             execution.finish(BackendError(error, where=self._spec.name) if error else None)
         if flight.finished and not flight.open:
             del self._flights[number]
+
+    def _uniform(self, execution: Execution, kinds: Any, buffer: Any) -> Iterable[tuple[int, InferenceResponse]]:
+        """The answers of a batch that all look alike."""
+        name, version, requests = self._context.name, self._context.version, execution.requests
+        columns = wire.unpack_columns(kinds, len(requests), buffer)
+        if len(columns) == 1:
+            output, datatype, shape, arrays = columns[0]
+            return [
+                (index, InferenceResponse(name, version, requests[index].id, [Tensor(output, datatype, shape, array)]))
+                for index, array in enumerate(arrays)
+            ]
+        return [
+            (
+                index,
+                InferenceResponse(
+                    name, version, request.id, [Tensor(n, d, s, arrays[index]) for n, d, s, arrays in columns]
+                ),
+            )
+            for index, request in enumerate(requests)
+        ]
+
+    def _mixed(
+        self, execution: Execution, entries: Any, kinds: Any, buffer: Any
+    ) -> Iterable[tuple[int, InferenceResponse]]:
+        """Answers of any kind."""
+        name, version, requests = self._context.name, self._context.version, execution.requests
+        answers = []
+        offset = 0
+        for entry in entries:
+            index = entry[0]
+            if len(entry) == 2:
+                outputs, offset = unpack_tensors(kinds, entry[1], buffer, offset)
+                response = InferenceResponse(name, version, requests[index].id, outputs)
+            else:
+                _, final, code, message, parameters, numbers = entry
+                response = InferenceResponse(name, version, requests[index].id, final=final)
+                if code >= 0:
+                    response.error = model_error(code, message)
+                elif numbers is not None:
+                    response.outputs, offset = unpack_tensors(kinds, numbers, buffer, offset)
+                    if parameters:
+                        response.parameters = parse_parameters(parameters)
+            answers.append((index, response))
+        return answers
 
     # Nested requests
 
@@ -240,9 +289,9 @@ class ProcessInstance:
             self._infer(number, arguments, frame)
 
     def _infer(self, number: int, arguments: Any, frame: wire.Frame) -> None:
-        head, described = arguments
+        head, numbers, kinds = arguments
         buffer = self._channel.payload(frame) if self._channel is not None else frame.payload
-        tensors, _ = unpack_tensors(described, buffer, 0)
+        tensors, _ = unpack_tensors(kinds, numbers, buffer, 0)
         parents = next(iter(self._flights.values())).execution.seqs if len(self._flights) == 1 else ()
         request = nested_request(head, tensors, parents[0] if parents else -1)
         channel = self._channel
@@ -252,14 +301,13 @@ class ProcessInstance:
                 self._calls.pop(number, None)
             if self._channel is channel:
                 packer = wire.Packer()
-                self._send_frame(wire.ANSWER, (number, *answer_head(response, packer)), packer)
+                self._send_frame(wire.ANSWER, (number, *answer_head(request.model_name, response, packer)), packer)
 
         self._calls[number] = lambda: None
         try:
             cancel = self._host.infer(request, answer)
         except WorkbenchError as error:
-            refused = InferenceResponse("", 0, error=InternalError(refusal_text(request.model_name, error)))
-            answer(refused)
+            answer(InferenceResponse("", 0, error=error))
             return
         if number in self._calls:
             self._calls[number] = cancel
@@ -272,10 +320,8 @@ class ProcessInstance:
 
     def _attach(self, child: Child) -> None:
         if self._state is State.CLOSING:
-            child.popen.kill()
-            child.sock.close()
-            self._reap(child)
-            return
+            return  # close ends it
+        self._spawning = None
         self._child = child
         self._channel = ServerChannel(self._loop, child.sock, self._frame, self._ended)
         if hasattr(os, "pidfd_open"):
@@ -374,16 +420,21 @@ class ProcessInstance:
 
     def _restart(self) -> None:
         self._timer = None
-        future = self._keeper.spawn(self._options.interpreter, self._spec.name)
+        future = self._spawning = self._keeper.spawn(self._options.interpreter, self._spec.name)
 
         def done(future: Future[Child]) -> None:
             error = future.exception()
             if error is None:
                 self._loop.call_soon_threadsafe(self._attach, future.result())
             else:
-                self._loop.call_soon_threadsafe(self._down, str(error))
+                self._loop.call_soon_threadsafe(self._not_started, str(error))
 
         future.add_done_callback(done)
+
+    def _not_started(self, why: str) -> None:
+        self._spawning = None
+        if self._state is not State.CLOSING:
+            self._down(why)
 
     def _reap(self, child: Child) -> None:
         """Takes the exit status, off the loop, and says how the process ended."""

@@ -29,9 +29,9 @@ from workbench.backends._child.tensors import Tensor as ModelTensor
 from workbench.backends.base import BackendHost, Execution, InstanceSpec, ModelContext
 from workbench.backends.python_convert import (
     model_error,
+    nested_error_text,
     nested_request,
     parse_parameters,
-    refusal_text,
     request_fields,
 )
 from workbench.errors import BackendError, WorkbenchError
@@ -56,7 +56,7 @@ class ThreadRuntime:
         loop = self._host.loop
         if _runs_here(loop):
             raise BackendError("a nested request cannot wait on the engine's own thread")
-        answers: SimpleQueue[ProtocolResponse | WorkbenchError] = SimpleQueue()
+        answers: SimpleQueue[ProtocolResponse] = SimpleQueue()
         cancels: list[Callable[[], None]] = []
         head = (
             request._model_name,
@@ -75,20 +75,15 @@ class ThreadRuntime:
             try:
                 cancels.append(self._host.infer(nested, answers.put))
             except WorkbenchError as error:
-                answers.put(error)
+                answers.put(ProtocolResponse("", 0, error=error))
 
         loop.call_soon_threadsafe(submit)
         final = False
         try:
             while not final:
                 answer = answers.get()
-                if isinstance(answer, WorkbenchError):
-                    final = True
-                    text = refusal_text(request._model_name, answer)
-                    yield InferenceResponse(error=TritonError(text)), True
-                else:
-                    final = answer.final
-                    yield _to_model(answer), final
+                final = answer.final
+                yield _to_model(request._model_name, answer), final
         finally:
             if not final:
                 loop.call_soon_threadsafe(lambda: [cancel() for cancel in cancels])
@@ -113,9 +108,9 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def _to_model(response: ProtocolResponse) -> InferenceResponse:
+def _to_model(model: str, response: ProtocolResponse) -> InferenceResponse:
     if response.error is not None:
-        return InferenceResponse(error=TritonError(response.error.message, ErrorCode.INTERNAL))
+        return InferenceResponse(error=TritonError(nested_error_text(model, response.error), ErrorCode.INTERNAL))
     answer = InferenceResponse([ModelTensor.wrap(t.name, t.datatype, t.shape, t.data, True) for t in response.outputs])
     answer._parameters = "" if not response.parameters else _json(response.parameters)
     return answer
@@ -151,7 +146,7 @@ class ThreadInstance:
         self._module = pb_utils.build(self._runtime, str(context.version_dir))
         self._space = ModelSpace(self._module, (context.version_dir, context.model_dir))
         self._runner = Runner(args, str(path), lambda: self._space.load(path))
-        self._bound: Any = self._module.__dict__["InferenceRequest"]
+        self._bound: Any = pb_utils.identify(self._module, *self._runner.identity)
 
     def open(self) -> None:
         """Imports the model and calls its ``initialize``.
@@ -167,46 +162,25 @@ class ThreadInstance:
 
     def execute(self, execution: Execution) -> None:
         """Runs a batch; returns when every request is answered (decoupled: when the model's execute has returned)."""
-        left = threading.Event()
-        failed: list[str] = []
-        name, version = self._context.name, self._context.version
-
-        def emit(index: int, response: InferenceResponse | None, final: bool) -> None:
-            answer = ProtocolResponse(name, version, execution.requests[index].id, final=final)
-            if response is not None:
-                error = response._error
-                if error is not None:
-                    answer.error = model_error(int(error.code()), error.message())
-                else:
-                    answer.outputs = [_to_protocol(tensor) for tensor in response._tensors]
-                    if response._parameters:
-                        answer.parameters = parse_parameters(response._parameters)
-            execution.respond(index, answer)
-
-        def leave(_: Batch, error: str) -> None:
-            if error:
-                failed.append(error)
-            left.set()
-
-        batch = Batch(len(execution.requests), emit, leave, execution.is_cancelled)
-        received, wrap, identity = self._bound.received, ModelTensor.wrap, self._runner.identity
+        sink = _Sink(self._context.name, self._context.version, execution)
+        batch = Batch(len(execution.requests), sink, execution.is_cancelled)
+        received, wrap = self._bound.received, ModelTensor.wrap
         requests = [
             received(
                 request_fields(request),
                 [wrap(t.name, t.datatype, t.shape, t.data, True) for t in request.inputs],
                 Reply(batch, index),
-                identity,
             )
             for index, request in enumerate(execution.requests)
         ]
         self._runtime.parent_seq = execution.seqs[0] if execution.seqs else -1
         self._runner.execute(requests, batch)
         del requests
-        left.wait()
+        sink.left.wait()
         execution.input_end = max(batch.input_end, execution.compute_start)
         execution.output_start = max(batch.output_start, execution.input_end)
-        if failed:
-            raise BackendError(failed[0], where=self._runner.instance)
+        if sink.error:
+            raise BackendError(sink.error, where=self._runner.instance)
 
     def close(self) -> None:
         """Calls the model's ``finalize`` and takes its modules away."""
@@ -215,6 +189,38 @@ class ThreadInstance:
             self._runtime.log("error", f"finalize of '{self._runner.instance}' failed: {text}")
         self._runtime.close()
         self._space.close()
+
+
+class _Sink:
+    """Passes a model's answers on to the engine."""
+
+    def __init__(self, name: str, version: int, execution: Execution) -> None:
+        self.left = threading.Event()
+        self.error = ""
+        self._name = name
+        self._version = version
+        self._execution = execution
+
+    def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
+        execution = self._execution
+        answer = ProtocolResponse(self._name, self._version, execution.requests[index].id, final=final)
+        if response is not None:
+            error = response._error
+            if error is not None:
+                answer.error = model_error(int(error.code()), error.message())
+            else:
+                answer.outputs = [_to_protocol(tensor) for tensor in response._tensors]
+                if response._parameters:
+                    answer.parameters = parse_parameters(response._parameters)
+        execution.respond(index, answer)
+
+    def emit_all(self, responses: list[InferenceResponse]) -> None:
+        for index, response in enumerate(responses):
+            self.emit(index, response, True)
+
+    def leave(self, batch: Batch, error: str) -> None:
+        self.error = error
+        self.left.set()
 
 
 class ModelSpace(importlib.abc.MetaPathFinder):
@@ -238,7 +244,9 @@ class ModelSpace(importlib.abc.MetaPathFinder):
         """
         if not path.is_file():
             raise ModelError(f"Python model file not found in '{path}'")
-        return importlib.import_module(f"{self._name}.{path.stem}")
+        name = f"{self._name}.{path.stem}"
+        builtins.__import__(name)
+        return sys.modules[name]
 
     def close(self) -> None:
         """Takes the modules out of ``sys.modules``."""
@@ -263,10 +271,10 @@ class ModelSpace(importlib.abc.MetaPathFinder):
             top = name.partition(".")[0]
             own = f"{self._name}.{top}"
             if own in sys.modules or importlib.machinery.PathFinder.find_spec(own, self._places) is not None:
-                module = importlib.import_module(f"{self._name}.{name}")
+                importlib.import_module(f"{self._name}.{name}")
                 if not fromlist:
                     return sys.modules[own]
-                return builtins.__import__(f"{self._name}.{name}", globals, locals, fromlist, 0) or module
+                return builtins.__import__(f"{self._name}.{name}", globals, locals, fromlist, 0)
         return builtins.__import__(name, globals, locals, fromlist, level)
 
 

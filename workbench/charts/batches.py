@@ -11,7 +11,7 @@ from bokeh.models import ColumnDataSource, FactorRange
 from workbench.charts.palette import REASON, REASON_LABEL
 from workbench.charts.style import Chart, Columns, Frame, LegendEntry, add_empty_text, add_hover, make_figure
 
-HEIGHT = 240
+HEIGHT = 220
 MAX_BARS = 20
 REASONS = tuple(REASON)
 
@@ -48,7 +48,7 @@ def batch_histogram_info(
     place = {b: i for i, b in enumerate(bins)}
     counts = {reason: [0] * len(bins) for reason in REASONS}
     for (rows, reason), count in known.items():
-        counts.get(reason, counts["direct"])[place[(rows - 1) // width]] += count
+        counts.get(reason, counts["unknown"])[place[(rows - 1) // width]] += count
     batches = sum(known.values())
     mean = sum(rows * count for (rows, _), count in known.items()) / batches if batches else float("nan")
     return BatchHistogramInfo(title, labels, {r: tuple(c) for r, c in counts.items()}, batches, mean, empty)

@@ -13,7 +13,7 @@ from workbench.charts.palette import QUANTITY
 from workbench.charts.rows import PointRow
 from workbench.charts.style import FONT, MUTED, TEXT, Chart, Columns, Frame, LegendEntry, add_hover, make_figure, models
 
-HEIGHT = 260
+HEIGHT = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ def draw_before_after(info: BeforeAfterInfo) -> Chart:
     """Two figures in a row, throughput and latency, with their sources ``throughput`` and ``latency``."""
     throughput, fast = _bars(
         "throughput (infer/s)",
-        "measure (mean)",
+        "configuration (before, after)",
         {"throughput": (info.before.throughput, info.after.throughput)},
         "infer/s",
     )
     latency, slow = _bars(
         "latency (ms)",
-        "measure (percentile)",
+        "percentile (before, after)",
         {"p50": (info.before.p50_ms, info.after.p50_ms), "p99": (info.before.p99_ms, info.after.p99_ms)},
         "ms",
     )

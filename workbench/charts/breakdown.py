@@ -13,7 +13,7 @@ from workbench.charts.palette import QUANTITY
 from workbench.charts.rows import COMPONENT_LABEL, COMPONENTS, PointRow
 from workbench.charts.style import Chart, Columns, Frame, LegendEntry, add_empty_text, add_hover, make_figure
 
-HEIGHT = 260
+HEIGHT = 220
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def draw_breakdown(info: BreakdownInfo, *, load_unit: str = "requests in flight"
     fig = make_figure(
         Frame(
             x_label=f"load ({load_unit})",
-            y_label="mean time per request (ms)",
+            y_label="time per request (ms)",
             height=HEIGHT,
             x_range=FactorRange(range_padding=0.08),
         )

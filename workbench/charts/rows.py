@@ -21,7 +21,8 @@ COMPONENT_LABEL = {
 class PointRow:
     """One measured load point: a configuration under a load.
 
-    ``configuration`` and ``load`` are short labels; ``histogram`` counts executed batches by (rows, reason).
+    ``configuration`` and ``load`` are short labels; ``note`` is what to know about a valid point (not stable, ...);
+    ``histogram`` counts executed batches by (rows, reason).
     """
 
     configuration: str
@@ -40,6 +41,7 @@ class PointRow:
     failures: int = 0
     valid: bool = True
     why_not: str = ""
+    note: str = ""
     histogram: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
 

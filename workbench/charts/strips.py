@@ -14,7 +14,7 @@ from workbench.charts.palette import QUANTITY
 from workbench.charts.rows import COMPONENT_LABEL, COMPONENTS
 from workbench.charts.style import Chart, Columns, Frame, LegendEntry, add_empty_text, add_hover, make_figure, models
 
-HEIGHT = 210
+HEIGHT = 220
 Floats = NDArray[np.float64]
 
 
@@ -89,7 +89,7 @@ def breakdown_strip(seconds: Floats, components: Mapping[str, Floats], window_s:
     series = tuple(Series(name, COMPONENT_LABEL[name], components[name]) for name in COMPONENTS)
     return StripInfo(
         "Where the time goes",
-        "mean time per request",
+        "time per request",
         "ms",
         seconds,
         series,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import bokeh.models
 import numpy as np
-from bokeh.models import BasicTickFormatter, ColumnDataSource, FactorRange, LayoutDOM, Model, NumeralTickFormatter
+from bokeh.models import ColumnDataSource, FactorRange, LayoutDOM, Model, NumeralTickFormatter
 from bokeh.plotting import figure
 
 models: Any = bokeh.models
@@ -21,6 +21,7 @@ models: Any = bokeh.models
 Columns = dict[str, Any]
 """Column name -> values, all of one length."""
 
+LOG_TICKS = [m * 10.0**power for power in range(-3, 6) for m in (1, 2, 3, 5)]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 TEXT, MUTED, LINE, GRID = "#1f2933", "#52606d", "#9aa5b1", "#e4e7eb"
 
@@ -81,6 +82,7 @@ class Frame:
     x_range: Any = None
     y_max: float | None = None
     tools: str = ""
+    log_y: bool = False
 
 
 def _same(old: Mapping[str, Any], new: Columns) -> bool:
@@ -99,7 +101,8 @@ def _same(old: Mapping[str, Any], new: Columns) -> bool:
 
 
 def make_figure(frame: Frame) -> Any:
-    """An empty figure in the house's style; its y axis starts at 0, its width follows the page."""
+    """An empty figure in the house's style; its y axis starts at 0 unless it is logarithmic, its
+    width follows the page."""
     ranges: dict[str, Any] = {} if frame.x_range is None else {"x_range": frame.x_range}
     if frame.y_max is not None:
         ranges["y_range"] = models.Range1d(0, frame.y_max)
@@ -113,10 +116,12 @@ def make_figure(frame: Frame) -> Any:
         outline_line_color=None,
         min_border_left=58,
         min_border_right=12,
+        y_axis_type="log" if frame.log_y else "linear",
         **ranges,
     )
     if frame.y_max is None:
-        fig.y_range.start = 0
+        if not frame.log_y:
+            fig.y_range.start = 0
         fig.y_range.range_padding = 0.08
         fig.y_range.only_visible = True
     fig.toolbar.logo = None
@@ -137,8 +142,13 @@ def make_figure(frame: Frame) -> Any:
         axis.major_tick_in = 0
         axis.major_tick_out = 4
         axis.minor_tick_line_color = None
-    fig.yaxis.formatter = BasicTickFormatter(use_scientific=False)
-    fig.yaxis.ticker.desired_num_ticks = 5
+    fig.yaxis.formatter = NumeralTickFormatter(format="0,0.[000]")
+    if frame.log_y:
+        # Bokeh's own ticks are spaced evenly below two decades, and leave the lower half of the axis without a number.
+        fig.yaxis.ticker = models.FixedTicker(ticks=LOG_TICKS)
+        fig.ygrid.ticker = models.FixedTicker(ticks=LOG_TICKS)
+    else:
+        fig.yaxis.ticker.desired_num_ticks = 5
     if not isinstance(fig.x_range, FactorRange):
         fig.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]")
     fig.grid.grid_line_color = GRID

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from workbench.errors import WorkbenchError
+
 SUMMARY = "Says which backends and devices work here, and what to install for the others."
 EXAMPLE = "workbench doctor --json"
 
@@ -105,13 +107,14 @@ def _entry(works: bool, version: str, device: str, why: str = "", install: str =
 
 
 def _onnxruntime() -> dict[str, Any]:
-    from workbench.backends.registry import probe
+    from workbench.backends.registry import create_backend
 
+    version = _version("onnxruntime")
     try:
-        version, device = probe("onnxruntime")
-    except Exception as error:
-        return _entry(False, _version("onnxruntime"), "", f"{type(error).__name__}: {error}", "pip install onnxruntime")
-    return _entry(True, version, device)
+        create_backend("onnxruntime")
+    except WorkbenchError as error:
+        return _entry(False, version, "", error.hint or error.message, "pip install onnxruntime")
+    return _entry(True, version, "CPU")
 
 
 def _python() -> dict[str, Any]:

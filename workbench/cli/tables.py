@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
         table.add_column(header, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    Console(soft_wrap=False).print(table)
+    # Whoever reads a pipe wants whole lines, however long.
+    Console(width=None if sys.stdout.isatty() else 400).print(table)
 
 
 def _cell(value: Any) -> str:

@@ -12,7 +12,7 @@ import orjson
 from workbench.client.http_client import answer_error, parse_json
 from workbench.client.http_pool import Answer, HttpPool
 from workbench.client.interface import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Config
-from workbench.errors import InternalError
+from workbench.errors import InternalError, WorkbenchError, from_json
 from workbench.protocol.http_codec import HEADER_LENGTH
 from workbench.records import Event, RecordColumns, decode_columns
 
@@ -132,7 +132,7 @@ class ControlClient:
         headers = {"Content-Type": "application/json"} if encoded else {}
         answer = self._pool.request(method, _ROOT + path, encoded, headers, timeout_s)
         if answer.status >= 300:
-            raise answer_error(answer, self.url)
+            raise _error(answer, self.url)
         return answer
 
     def _json(self, method: str, path: str, body: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
@@ -147,3 +147,16 @@ class ControlClient:
 
 def _edit_json(edit: Any) -> Any:
     return edit.to_json() if hasattr(edit, "to_json") else edit
+
+
+def _error(answer: Answer, url: str) -> WorkbenchError:
+    """The very error that the server raised, with its hint; what says less becomes what its status stands for."""
+    try:
+        data = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        data = None
+    error = from_json(data) if isinstance(data, dict) else None
+    if error is None:
+        return answer_error(answer, url)
+    error.where = error.where or url
+    return error

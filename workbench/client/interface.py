@@ -54,7 +54,9 @@ class TritonClient(Protocol):
     def load(self, name: str, config: Config = None, files: Mapping[str, bytes] | None = None) -> None:
         """Loads or reloads a model, with another configuration for this load if one is given.
 
-        ``files`` maps paths such as ``1/model.onnx`` to contents; Triton takes them only together with ``config``.
+        An override stays until another one is given or the model's files change: a later ``load`` without ``config``
+        finds nothing new and does nothing. ``files`` maps paths such as ``1/model.onnx`` to contents; Triton takes
+        them only together with ``config``.
         """
 
     def unload(self, name: str, unload_dependents: bool = False) -> None:

@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from workbench.config.convert import from_json, to_json, to_text
     from workbench.config.difference import edits_between
     from workbench.config.document import ConfigDocument
-    from workbench.config.findings import Finding, Fix, apply_fixes
-    from workbench.config.lint import LintContext, fix_all, lint_config
+    from workbench.config.findings import Finding, Fix, LintContext, apply_fixes
+    from workbench.config.lint import fix_all, lint_config
     from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
     from workbench.config.path import Edit, parse_edit, parse_path
+    from workbench.config.problem import Problem
     from workbench.config.rules import RULES
     from workbench.config.syntax import ParseError
     from workbench.config.tokens import Span, SyntaxFault
-    from workbench.config.validation import Problem, ValidationError, problems, validate
+    from workbench.config.validation import ValidationError, problems, validate
 
 _HOMES = {
     "ConfigChange": "change",
@@ -48,10 +49,10 @@ _HOMES = {
     "Edit": "path",
     "Finding": "findings",
     "Fix": "findings",
-    "LintContext": "lint",
+    "LintContext": "findings",
     "ModelTensor": "complete",
     "ParseError": "syntax",
-    "Problem": "validation",
+    "Problem": "problem",
     "RULES": "rules",
     "Span": "tokens",
     "SyntaxFault": "tokens",

@@ -70,6 +70,18 @@ class Finding:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class LintContext:
+    """What the file is judged for: the Triton release, and where known the directory's name, the machine's CPU cores,
+    its GPUs and the files in the first version directory (None: not known)."""
+
+    triton_release: str = "25.03"
+    directory_name: str | None = None
+    cores: int | None = None
+    gpus: tuple[int, ...] | None = None
+    files: tuple[str, ...] | None = None
+
+
 class Report:
     """Collects the findings of one file."""
 
@@ -109,26 +121,30 @@ def _same(one: Finding, other: Finding) -> bool:
 
 
 def apply_fixes(data: bytes, findings: Iterable[Finding]) -> bytes:
-    """The file with the fixes of the findings, textual ones first; a fix that no longer fits is left out.
+    """The file with the fixes of the findings, textual ones first; a fix that no longer fits is left out whole.
 
     Fixes can uncover more findings (a file that now parses is checked further): lint again, or use ``fix_all``.
     """
-    from workbench.config.document import ConfigDocument
-
     chosen = [finding.fix for finding in findings if finding.fix is not None]
     taken: list[Replacement] = []
     for fix in chosen:
-        if fix.replacements and not any(_overlap(one, other) for one in fix.replacements for other in taken):
+        if not fix.edits and not any(_overlap(one, other) for one in fix.replacements for other in taken):
             taken += fix.replacements
     for start, end, text in sorted(taken, reverse=True):
         data = data[:start] + text + data[end:]
     for fix in chosen:
-        if fix.edits and not fix.replacements:
+        if fix.edits and not any(_overlap(one, other) for one in fix.replacements for other in taken):
+            moved = tuple((_moved(start, taken), _moved(end, taken), text) for start, end, text in fix.replacements)
             try:
-                data = ConfigDocument.parse(data).edit(fix.edits).data
+                data = Fix(fix.title, fix.edits, moved).apply(data)
             except ConfigError:
                 continue
+            taken += fix.replacements
     return data
+
+
+def _moved(offset: int, taken: list[Replacement]) -> int:
+    return offset + sum(len(text) - (end - start) for start, end, text in taken if end <= offset)
 
 
 def _overlap(one: Replacement, other: Replacement) -> bool:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from workbench.config.document import ConfigDocument
-from workbench.config.findings import Finding, Fix, Report, apply_fixes
+from workbench.config.findings import Finding, Fix, LintContext, Report, apply_fixes
 from workbench.config.lint_message import lint_message
 from workbench.config.lint_syntax import lint_syntax
 from workbench.config.normalization import complete_backend, normalize
 from workbench.config.path import Edit
+from workbench.config.problem import Problem
 from workbench.config.schema import Message
-from workbench.config.validation import Problem, problems
+from workbench.config.syntax import MessageNode, ScalarNode, walk
+from workbench.config.validation import problems
 from workbench.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class LintContext:
-    """What the file is judged for: the Triton release, and where known the directory's name, the machine's CPU cores,
-    its GPUs and the files in the first version directory (None: not known)."""
-
-    triton_release: str = "25.03"
-    directory_name: str | None = None
-    cores: int | None = None
-    gpus: tuple[int, ...] | None = None
-    files: tuple[str, ...] | None = None
 
 
 def lint_config(
@@ -106,6 +94,8 @@ _RULES = {
 def _prepared(message: Message, context: LintContext) -> Message:
     """The configuration as Triton checks it, as far as it can be told from one file."""
     name = message.name or context.directory_name or "model"
+    if message.backend == "tensorflow" and context.files is None:
+        message.platform = message.platform or "tensorflow_savedmodel"  # the files would tell which of the two
     try:
         complete = complete_backend(message, name, context.files or ())
     except ConfigError:
@@ -149,6 +139,32 @@ def _custom_fix(message: Message) -> Fix | None:
     return Fix(f'Replace platform "custom" by backend "{stem}"', tuple(edits))
 
 
+def _levels_fix(path: str, document: ConfigDocument, message: Message) -> Fix:
+    """Levels counted from 0 are counted from 1 instead; a level too high is removed."""
+    batching = message.dynamic_batching
+    levels = sorted(batching.priority_queue_policy)
+    if 0 in levels and levels[-1] < batching.priority_levels:
+        changes = [
+            (node.start, node.end, str(int(node.value) + 1).encode())
+            for node in _level_keys(document)
+            if isinstance(node.value, int)
+        ]
+        if len(changes) == len(levels):
+            return Fix("Count the levels from 1 (1 is the highest)", (), tuple(changes))
+    return Fix("Remove the policy of a level that does not exist", (Edit(path, "remove"),))
+
+
+def _level_keys(document: ConfigDocument) -> list[ScalarNode]:
+    """The keys of ``priority_queue_policy`` as they are written."""
+    keys: list[ScalarNode] = []
+    for node in walk(document.tree):
+        if node.type.name == "priority_queue_policy":
+            for entry in node.items():
+                if isinstance(entry, MessageNode):
+                    keys += [each.value for each in entry.named("key") if isinstance(each.value, ScalarNode)]
+    return keys
+
+
 def _fix_of(problem: Problem, document: ConfigDocument, message: Message) -> Fix | None:
     """A fix where there is one that most people would choose."""
     path, text = problem.path, problem.message
@@ -157,7 +173,7 @@ def _fix_of(problem: Problem, document: ConfigDocument, message: Message) -> Fix
     if "default priority level must be in range" in text:
         return Fix("Set default_priority_level to 1", (Edit(path, "set", 1),))
     if "priority queue policy must have priority level" in text:
-        return Fix("Remove the policy of a level that does not exist", (Edit(path, "remove"),))
+        return _levels_fix(path, document, message)
     if "has kind KIND_CPU but" in text or "has kind KIND_MODEL but" in text:
         return Fix("Remove gpus", (Edit(path, "remove"),))
     if text.startswith("'max_batch_size' must be non-negative"):

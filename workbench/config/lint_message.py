@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.config.document import ConfigDocument
-from workbench.config.findings import Fix, Report, Severity
+from workbench.config.findings import Fix, LintContext, Report, Severity
 from workbench.config.path import Edit
 from workbench.config.schema import Message
 from workbench.config.syntax import FieldNode, MessageNode, ScalarNode, elements, map_key
-
-if TYPE_CHECKING:
-    from workbench.config.lint import LintContext
 
 
 def lint_message(document: ConfigDocument, context: LintContext, report: Report) -> None:
@@ -142,7 +140,10 @@ def _accelerator(check: _Checker) -> None:
     for index, each in enumerate(message.optimization.execution_accelerators.gpu_execution_accelerator):
         if each.name == "tensorrt":
             path = f"optimization.execution_accelerators.gpu_execution_accelerator[{index}]"
-            text = "the TensorRT accelerator does nothing in a TensorRT model"
+            text = (
+                "the TensorRT accelerator does nothing in a TensorRT model: precision and the like are fixed when the "
+                "engine is built"
+            )
             check.say("accelerator-for-tensorrt", "warning", path, text, Fix("Remove it", (Edit(path, "remove"),)))
 
 
@@ -179,18 +180,18 @@ def _release(check: _Checker) -> None:
         path = "ensemble_scheduling.max_inflight_requests"
         text = f"Triton {shown} does not know max_inflight_requests and refuses the file: it came with 25.12"
         check.say("release", "error", path, text, Fix("Remove it", (Edit(path, "remove"),)))
-    if message.HasField("model_metrics") and (0, 0) < release < (25, 1):
-        text = f"Triton {shown} does not know model_metrics and refuses the file: it came with 25.01"
+    if message.HasField("model_metrics") and (0, 0) < release <= (24, 10):
+        text = f"Triton {shown} does not know model_metrics and refuses the file: it came later"
         check.say("release", "error", "model_metrics", text, Fix("Remove it", (Edit("model_metrics", "remove"),)))
+
+
+_PLACEHOLDER = re.compile(rb"\$\{[^}]*\}|\$[A-Z][A-Z0-9_]*|\{\{[^}]*\}\}")
 
 
 def _placeholders(check: _Checker) -> None:
     """Placeholders inside strings: the file parses, but nobody means ``${backend}``."""
-    import re
-
-    pattern = re.compile(rb"\$\{[^}]*\}|\$[A-Z][A-Z0-9_]*|\{\{[^}]*\}\}")
     for node, item in _scalars(check.document.tree):
-        match = pattern.search(item.value) if isinstance(item.value, bytes) else None
+        match = _PLACEHOLDER.search(item.value) if isinstance(item.value, bytes) else None
         if match is not None:
             found = match.group().decode("utf-8", "replace")
             text = f"unfilled placeholder {found} in {node.type.name}"

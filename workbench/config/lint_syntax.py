@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from dataclasses import dataclass
 
+from workbench.config.convert import from_json, to_text
 from workbench.config.findings import Finding, Fix, Report
+from workbench.config.path import Edit
 from workbench.config.schema import EnumType, types
+from workbench.config.style import line_indent, starts_line
+from workbench.config.surroundings import enclosing, scalar_after, whole_field
 from workbench.config.syntax import ParseError, Parser
 from workbench.config.tokens import SyntaxFault
 from workbench.errors import ConfigError
@@ -29,6 +34,8 @@ _PLACEHOLDER = re.compile(
 _CAPITALS = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 _NO_FIELD = re.compile(r'Message type "([^"]+)" has no field named "([^"]*)"')
 _NO_ENUM = re.compile(r'Unknown enumeration value of "([^"]*)" for field "([^"]*)"')
+_TOP = "the top level"
+_SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 _WIRE_NAMES = {
     "BYTES": "TYPE_STRING",
     "TYPE_BYTES": "TYPE_STRING",
@@ -79,7 +86,7 @@ class _Explainer:
             rule, more, fix = whole
             self._add(fault, rule, more, fix)
             return
-        for attempt in (self._placeholder, self._field, self._enum, self._value):
+        for attempt in (self._placeholder, self._field, self._enum, self._second_key, self._value):
             found = attempt(fault)
             if found is not None:
                 self._add(fault, *found)
@@ -163,12 +170,56 @@ class _Explainer:
         better = squeezed.get(name.lower().replace("_", "")) or (close[0] if close else None)
         homes = [each for each in types().values() if name in each.fields and not each.is_entry]
         if better is None and homes:
-            places = ", ".join(sorted({_path_of(each.full_name) for each in homes}))
-            return "misplaced-field", f"(it belongs to {places})", None
+            return self._misplaced(fault, name, sorted({_path_of(each.full_name) for each in homes}))
         if better is None:
             return "unknown-field", "", None
         fix = Fix(f"Write {better}", (), ((fault.start, fault.end, better.encode()),))
         return "unknown-field", f"Did you mean '{better}'?", fix if self._text(fault) == name else None
+
+    def _misplaced(self, fault: SyntaxFault, name: str, homes: list[str]) -> tuple[str, str, Fix | None]:
+        more = f"(it belongs to {', '.join(homes)})"
+        found = scalar_after(self.data, fault.end)
+        if found is None:
+            return "misplaced-field", more, None
+        end, value = found
+        removal = (*whole_field(self.data, fault.start, end), b"")
+        around = enclosing(self.data, fault.start)
+        scheduler = around[0].name if around and around[0].name in _SCHEDULERS else self._scheduler()
+        homes = [each for each in homes if each.partition(".")[0] == scheduler] or homes
+        home = homes[0].partition(".")[0]
+        if len(homes) > 1 or "[" in homes[0] or (scheduler and home in _SCHEDULERS and home != scheduler):
+            return "misplaced-field", more, Fix(f"Remove {name}", (), (removal,))
+        if homes[0] == _TOP:
+            if re.search(rb"(?m)^" + name.encode() + rb"[ \t]*:", self.data):
+                return "misplaced-field", more, Fix(f"Remove {name}: the top level has it", (), (removal,))
+            return "misplaced-field", more, Fix(f"Move {name} to {_TOP}", (Edit(name, "set", value),), (removal,))
+        path = f"{homes[0]}.{name}"
+        return "misplaced-field", more, Fix(f"Move {name} to {homes[0]}", (Edit(path, "set", value),), (removal,))
+
+    def _scheduler(self) -> str:
+        """The scheduler that the file sets; dynamic_batching where it sets none."""
+        for name in _SCHEDULERS:
+            if re.search(rb"(?m)^[ \t]*" + name.encode() + rb"\b", self.data):
+                return name
+        return _SCHEDULERS[0]
+
+    def _second_key(self, fault: SyntaxFault) -> tuple[str, str, Fix | None] | None:
+        if fault.message != 'Non-repeated field "key" is specified multiple times.':
+            return None
+        around = enclosing(self.data, fault.start)
+        if not around:
+            return None
+        block = around[-1]
+        inner = line_indent(self.data, fault.start)
+        outer = line_indent(self.data, block.brace)
+        begin = fault.start
+        text = "}, { " if block.listed else f"}} {block.name} {{ "
+        if starts_line(self.data, fault.start):
+            begin = self.data.rfind(b"\n", 0, fault.start) + 1
+            text = "},\n{" if block.listed else f"}}\n{block.name} {{"
+            text = "".join(f"{outer}{line}\n" for line in text.split("\n")) + inner
+        fix = Fix(f"Write one {block.name} for each key", (), ((begin, fault.start, text.encode()),))
+        return "two-keys", f"(one {block.name} holds one key)", fix
 
     def _enum(self, fault: SyntaxFault) -> tuple[str, str, Fix | None] | None:
         match = _NO_ENUM.match(fault.message)
@@ -210,7 +261,7 @@ def _is_certain(message: str) -> bool:
 def _path_of(full_name: str) -> str:
     """The usual path of a message type in a configuration, as in ``dynamic_batching.default_queue_policy``."""
     if full_name == "inference.ModelConfig":
-        return "the top level"
+        return _TOP
     root = types()["inference.ModelConfig"]
     waiting = [(name, field.message) for name, field in root.fields.items() if field.message is not None]
     seen: set[str] = set()
@@ -253,8 +304,6 @@ _YAML_LINE = re.compile(r"^(?P<indent> *)(?P<dash>(?:- +)?)(?P<key>[A-Za-z_][A-Z
 
 def _from_yaml(data: bytes) -> bytes | None:
     """A config.pbtxt from simple YAML (maps, lists of maps, scalars); None where it is anything else."""
-    from workbench.config.convert import from_json, to_text
-
     try:
         tree = _yaml_tree([line for line in data.decode().splitlines() if line.strip() and line.strip()[0] != "#"])
         return to_text(from_json(tree)).encode()
@@ -301,8 +350,6 @@ def _yaml_map(rows: list[tuple[int, bool, str, str]], at: int) -> tuple[dict[str
 
 
 def _yaml_scalar(text: str) -> object:
-    import json
-
     text = re.sub(r"\s+#.*$", "", text)
     if text.startswith("[") and text.endswith("]"):
         return [_yaml_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]

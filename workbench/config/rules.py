@@ -16,6 +16,7 @@ RULES: dict[str, str] = {
     "unknown-field": "No field of that name exists here; Triton refuses the whole file.",
     "misplaced-field": "The field exists, but in another message.",
     "unknown-enum": "The enum has no such value. config.pbtxt says TYPE_STRING where the wire protocol says BYTES.",
+    "two-keys": "A map entry (input_map, parameters, ...) holds one key and one value: write one entry for each key.",
     "two-schedulers": "dynamic_batching, sequence_batching and ensemble_scheduling exclude each other.",
     # Triton refuses the configuration
     "validation": "Triton refuses the configuration when the model is loaded; the text is Triton's.",

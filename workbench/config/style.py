@@ -19,7 +19,8 @@ class Style:
     """The habits of one file.
 
     ``colon_space`` stands after a scalar's colon; ``message_open`` stands between a message field's name and its brace;
-    ``list_open`` before a list of messages; ``separator`` after each field but the last of a message.
+    ``list_open`` before a list of messages; ``separator`` after each field but the last of a message; ``spaced`` where
+    a blank line stands before top-level blocks.
     """
 
     unit: str = "  "
@@ -29,7 +30,7 @@ class Style:
     message_open: str = " "
     list_open: str = " "
     separator: str = ""
-    listed: bool = True
+    spaced: bool = False
 
 
 PLAIN = Style()
@@ -64,7 +65,26 @@ def detect_style(data: bytes, tree: MessageNode) -> Style:
         message_open=_most(opens, " "),
         list_open=_most(lists, " "),
         separator=_most(separators, ""),
+        spaced=_is_spaced(data, tree),
     )
+
+
+def _is_spaced(data: bytes, tree: MessageNode) -> bool:
+    """Whether most top-level blocks have a blank line before them."""
+    blocks = [node for node in tree.fields[1:] if node.type.kind == "message" and starts_line(data, node.start)]
+    return sum(1 for node in blocks if _blank_above(data, node.start)) * 2 > len(blocks)
+
+
+def _blank_above(data: bytes, offset: int) -> bool:
+    """Whether a blank line stands above the line of ``offset``, or above the comments right above it."""
+    begin = data.rfind(b"\n", 0, offset) + 1
+    while begin > 0:
+        above = data.rfind(b"\n", 0, begin - 1) + 1
+        line = data[above : begin - 1].strip()
+        if not line.startswith(b"#"):
+            return not line
+        begin = above
+    return False
 
 
 def _most(seen: list[str], default: str) -> str:

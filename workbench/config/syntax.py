@@ -8,11 +8,12 @@ singular field forbidden).
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from workbench.config.schema import INTEGER_LIMITS, FieldType, MessageType, root
+from workbench.config.schema import INTEGER_LIMITS, FieldType, MessageType, root, types
 from workbench.config.tokens import Positions, SyntaxFault, Token, Tokenizer, unquote
 from workbench.errors import ConfigError
 
@@ -133,6 +134,7 @@ class _Stop(Exception):
     """The parser met an error and goes no further."""
 
 
+_FIELD_START = re.compile(rb"[ \t]*[:{\[]")
 _CLOSERS = {b"{": b"}", b"<": b">"}
 
 
@@ -210,13 +212,13 @@ class Parser:
         return self._advance()
 
     def _resynchronise(self) -> None:
-        """Skips to the next thing that looks like a top-level field: a known name at the start of a line or so."""
-        names = root().fields
+        """Skips to the next line that begins like a top-level field: with a name that is none of a nested message."""
+        nested = {name for each in types().values() for name in each.fields} - set(root().fields)
         while self._token.kind != "end":
             token = self._token
-            if token.kind == "identifier" and token.text.decode() in names:
+            if token.kind == "identifier" and token.text.decode() not in nested:
                 begin = self._positions.line_start(self._positions.at(token.start)[0])
-                if token.start == begin:
+                if token.start == begin and _FIELD_START.match(self._data, token.end):
                     return
             self._advance()
 

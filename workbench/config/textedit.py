@@ -127,6 +127,8 @@ def after_field(data: bytes, message: MessageNode, anchor: FieldNode, render: Re
     newline = style.newline.encode()
     indent = _field_indent(data, message, anchor, style)
     text = indent.encode() + render(indent, False).encode() + separator
+    if message.is_root and style.spaced and newline in text:
+        text = newline + text
     if data[end - 1 : end] == b"\n":
         return [*changes, (end, end, text + newline)]
     return _merged([*changes, (end, end, newline + text)])

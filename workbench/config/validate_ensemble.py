@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from workbench.config.problem import Problem
 from workbench.config.schema import Message
-from workbench.config.validation import Problem
 
 _STEPS = "ensemble_scheduling.step"
 

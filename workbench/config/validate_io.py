@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
+from workbench.config.problem import Problem
 from workbench.config.schema import Message, pb
-from workbench.config.validation import Problem
 
 WILDCARD = -1
 """A dimension of any size."""

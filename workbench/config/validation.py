@@ -7,18 +7,14 @@ against the log of tritonserver 2.51. Each problem carries the path that it is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.config.normalization import backend_of_platform
+from workbench.config.problem import Problem
 from workbench.config.schema import Message, pb
+from workbench.config.validate_ensemble import ensemble_problems
+from workbench.config.validate_io import io_problems
 from workbench.errors import Code, ConfigError
-
-
-class Problem(NamedTuple):
-    """What is wrong: the path of the place and Triton's text."""
-
-    path: str
-    message: str
 
 
 class ValidationError(ConfigError):
@@ -61,8 +57,6 @@ def problems(message: Message, *, gpus: Sequence[int] = (), io: bool = True) -> 
     if message.HasField("sequence_batching"):
         yield from _sequence(message)
     if message.HasField("ensemble_scheduling"):
-        from workbench.config.validate_ensemble import ensemble_problems
-
         yield from ensemble_problems(message)
     elif message.platform == "ensemble":
         text = f"ensemble scheduling must be set for ensemble {message.name} whose platform is ensemble"
@@ -72,8 +66,6 @@ def problems(message: Message, *, gpus: Sequence[int] = (), io: bool = True) -> 
     if not message.HasField("ensemble_scheduling") and message.platform != "ensemble":
         yield from instance_group_problems(message, gpus)
     if io:
-        from workbench.config.validate_io import io_problems
-
         yield from io_problems(message)
     if message.runtime and any(part == ".." for part in message.runtime.split("/")):
         yield Problem("runtime", f"backend library name '{message.runtime}' escapes backend directory")

@@ -14,12 +14,12 @@ from typing import Any
 from workbench.config import ConfigChange, ConfigDocument, Edit, change_class, to_json
 from workbench.engine.core import EngineCore
 from workbench.engine.entry import ModelEntry
-from workbench.engine.instances import instance_specs, make_slots, plan_update
+from workbench.engine.inplace import adopt, update_instances
 from workbench.engine.lifecycle import Lifecycle
 from workbench.engine.model import ModelVersion
 from workbench.engine.options import ConfigureResult, SaveResult
-from workbench.engine.prepare import Polled, overlay
-from workbench.errors import ConfigError, LoadFailed, NotFound, NotReady
+from workbench.engine.prepare import overlay
+from workbench.errors import ConfigError, NotFound, NotReady
 
 
 class Configurator:
@@ -33,7 +33,7 @@ class Configurator:
         entry = self._lifecycle.entries.get(name)
         if entry is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        if entry.document is None or not entry.ready():
+        if entry.document is None:
             raise NotReady(
                 f"Request for unknown model: '{name}' has no available versions", hint="load the model first"
             )
@@ -62,13 +62,36 @@ class Configurator:
         started = self._core.clock()
         entry = self._entry(name)
         async with entry.lock:
+            if entry.overridden:
+                return await self._leave_override(entry, started)
             path = entry.config_path
             assert path is not None
             data = await self._core.on_loader(_read, path)
+            document = ConfigDocument.parse(data or b"", str(path))
             entry.saved = data
-            result = await self._change(entry, ConfigDocument.parse(data or b"", str(path)), started, dry_run=False)
-            entry.overridden = False
-            return result
+            return await self._change(entry, document, started, dry_run=False)
+
+    async def _leave_override(self, entry: ModelEntry, started: int) -> ConfigureResult:
+        """Back from a load with override to the directory: a reload."""
+        before = entry.source
+        entry.source, entry.overridden = None, False
+        try:
+            await self._lifecycle.load_locked(entry)
+        except BaseException:
+            entry.source, entry.overridden = before, True
+            raise
+        state = entry.state()
+        return ConfigureResult(
+            model=entry.name,
+            epoch=entry.epoch,
+            change_class="reload",
+            reasons=("the load with a config override is taken back",),
+            triton="Triton loads the model again when its files are newer than the override",
+            diff="",
+            took_ms=(self._core.clock() - started) / 1e6,
+            dirty=state.dirty,
+            config=state.effective,
+        )
 
     async def _change(
         self, entry: ModelEntry, document: ConfigDocument, started: int, *, dry_run: bool
@@ -82,18 +105,20 @@ class Configurator:
         gpus = self._lifecycle.gpus(polled.config.backend)
         configs = {number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in models.items()}
         change = self._classify(models, configs)
-        reload = change.kind == "reload" or set(polled.versions) != set(models)
+        reload = change.kind == "reload" or not models or set(polled.versions) != set(models)
         if not dry_run:
             if reload:
                 # versions that do not change stay as they are (a change of the version policy alone)
                 await self._lifecycle.apply(entry, polled, entry.saved)
             else:
                 if change.kind == "instances":
-                    await self._update_instances(entry, configs)
+                    await update_instances(self._core, entry, configs)
                 if document.data != entry.document.data:
-                    self._apply_live(entry, polled, configs)
+                    adopt(self._core, entry, polled, configs)
         latest = entry.latest()
-        shown = latest.config if latest is not None and not dry_run else configs[max(configs)]
+        shown = configs[max(configs)] if configs else polled.config
+        if latest is not None and not dry_run:
+            shown = latest.config
         saved = ConfigDocument.parse(entry.saved or b"", document.path)
         return ConfigureResult(
             model=entry.name,
@@ -109,52 +134,15 @@ class Configurator:
 
     def _classify(self, models: Mapping[int, ModelVersion], configs: Mapping[int, Any]) -> ConfigChange:
         """What the change needs; the version that needs most decides."""
+        if not models:
+            reason = "no version serves: the model is loaded with this configuration"
+            return ConfigChange("reload", (reason,), "Triton loads the model", ())
         order = ("none", "live", "instances", "reload")
         changes = [
             change_class(model.config, configs[number], backend_reads_max_batch_size=model.loaded.reads_max_batch_size)
             for number, model in models.items()
         ]
         return max(changes, key=lambda change: order.index(change.kind))
-
-    def _apply_live(self, entry: ModelEntry, polled: Polled, configs: Mapping[int, Any]) -> None:
-        entry.epoch += 1
-        entry.document, entry.raw = polled.document, polled.raw
-        for number, config in configs.items():
-            model = entry.versions[number].model
-            assert model is not None
-            model.reconfigure(config, entry.epoch)
-        self._core.events.append(
-            "epoch", entry.name, f"configuration {entry.epoch} of '{entry.name}' is in force", epoch=entry.epoch
-        )
-
-    async def _update_instances(self, entry: ModelEntry, configs: Mapping[int, Any]) -> None:
-        """Makes new instances before old ones go; if one cannot be made, nothing changes.
-
-        Raises:
-            LoadFailed: an instance could not be made.
-        """
-        assert entry.source is not None
-        plans: list[tuple[ModelVersion, Any, Any]] = []
-        try:
-            for number, config in configs.items():
-                model = entry.versions[number].model
-                assert model is not None
-                kept, missing = plan_update(model.slots, instance_specs(config, model.next_index))
-                model.next_index += len(missing)
-                plans.append((model, kept, await make_slots(model, missing, entry.source.directory)))
-        except Exception as error:
-            for _, _, slots in plans:
-                for slot in slots:
-                    await self._core.on_closer(slot.close)
-            message = getattr(error, "message", str(error))
-            raise LoadFailed(
-                f"load failed for model '{entry.name}': {message}\n", hint="the instances that were there still serve"
-            ) from error
-        for model, kept, slots in plans:
-            for slot in slots:
-                model.add_slot(slot)
-            for slot in [each for each in model.slots if each not in kept and each not in slots]:
-                model.retire_slot(slot)
 
     async def save(self, name: str) -> SaveResult:
         """Writes the configuration in force to the file: all of it or nothing (a temporary file, then a rename).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import sys
 import threading
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 _SWITCH_INTERVAL_S = 0.0005
+_EXIT_TIMEOUT_S = 2.0
 
 
 class InferenceEngine:
@@ -75,6 +77,8 @@ class InferenceEngine:
         self._thread = threading.Thread(target=self._main, args=(started,), name="workbench-engine", daemon=True)
         self._thread.start()
         started.wait()
+        # an interpreter that ends under a running loop may crash
+        atexit.register(self._at_exit)
         try:
             failures = self._run(self._load_startup())
         except BaseException:
@@ -84,6 +88,10 @@ class InferenceEngine:
         if failures and self.options.exit_on_error:
             self.stop()
             raise LoadFailed("\n".join(error.message for error in failures), hint=failures[0].hint)
+
+    def _at_exit(self) -> None:
+        with contextlib.suppress(WorkbenchError):
+            self.stop(_EXIT_TIMEOUT_S)
 
     def _main(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
@@ -147,6 +155,7 @@ class InferenceEngine:
             self.loop.call_soon_threadsafe(self.loop.stop)
         thread.join()
         self._core.join_threads()
+        atexit.unregister(self._at_exit)
         if self._previous_switch is not None:
             sys.setswitchinterval(self._previous_switch)
 

@@ -31,7 +31,8 @@ class ModelEntry:
     """One model name. ``lock`` orders what is done to it; ``document`` is the configuration in force.
 
     ``saved`` are the bytes of the file when it was last read or written. ``override_dir`` holds the files of a load
-    with ``file:`` parameters. ``poll_error`` says why the directory could not be read, when it could not.
+    with ``file:`` parameters. ``poll_error`` says why the directory could not be read, when it could not;
+    ``versionless`` that it could, but no version is left by its policy (Triton's index then has no row of it).
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelEntry:
     overridden: bool = False
     override_dir: tempfile.TemporaryDirectory[str] | None = None
     poll_error: str = ""
+    versionless: bool = False
     load_ns: int = 0
 
     def ready(self) -> dict[int, ModelVersion]:

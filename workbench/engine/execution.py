@@ -24,12 +24,13 @@ class Run:
     Final responses wait for the batch to end, so that a thread wakes the loop once a batch; others are sent on at once.
     """
 
-    __slots__ = ("batch", "error", "execution", "finals", "finished", "model", "slot", "started", "tickets")
+    __slots__ = ("batch", "epoch", "error", "execution", "finals", "finished", "model", "slot", "started", "tickets")
 
     def __init__(self, model: ModelVersion, slot: InstanceSlot, batch: Batch) -> None:
         self.model = model
         self.slot = slot
         self.batch = batch
+        self.epoch = model.epoch
         tickets: list[Ticket] = batch.items  # type: ignore[assignment]
         self.tickets = tickets
         self.finals: list[InferenceResponse | None] = [None] * len(tickets)
@@ -68,12 +69,21 @@ class Run:
         inbox = self.model.core.inbox
         if inbox.on_loop:
             self.model.complete(self)
-        else:
+        elif not inbox.closed:  # else the engine has ended and has answered everything
             inbox.post(self.model.complete, self)
 
     def is_cancelled(self, index: int) -> bool:
         """Whether the client has gone away. Thread-safe."""
         return self.tickets[index].cancelled
+
+    def release(self) -> None:
+        """Every request has ended: lets go of the tensors now rather than at some garbage collection."""
+        execution = self.execution
+        execution.requests = ()
+        execution.respond = _no_response
+        execution.finish = _no_finish
+        execution.is_cancelled = _is_over
+        self.finals = []
 
     def durations(self) -> tuple[int, int, int]:
         """Input, infer and output durations in ns; a stamp that the backend left out counts as the one before it."""
@@ -83,6 +93,18 @@ class Run:
         input_end = execution.input_end or start
         output_start = execution.output_start or end
         return input_end - start, output_start - input_end, end - output_start
+
+
+def _no_response(index: int, response: InferenceResponse) -> None:
+    """The request has ended."""
+
+
+def _no_finish(error: WorkbenchError | None) -> None:
+    """The batch has ended."""
+
+
+def _is_over(index: int) -> bool:
+    return True
 
 
 class InstanceSlot:

@@ -22,7 +22,7 @@ class Inbox:
         self._loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._woken = False
-        self._closed = False
+        self.closed = False
         self._thread_id = 0
 
     def adopt_thread(self) -> None:
@@ -37,7 +37,7 @@ class Inbox:
     def post(self, callback: Callable[..., object], *args: Any) -> None:
         """Has the loop call ``callback(*args)``. Thread-safe. Made at once when the loop has ended."""
         self._calls.append((callback, args))
-        if self._closed:
+        if self.closed:
             self._drain()
         elif not self._woken:
             self._woken = True
@@ -48,7 +48,7 @@ class Inbox:
 
     def close(self) -> None:
         """The loop has ended: makes the calls that it did not get to, and every further one where it is posted."""
-        self._closed = True
+        self.closed = True
         self._drain()
 
     def call(self, function: Callable[[], T], timeout_s: float | None = None) -> T:

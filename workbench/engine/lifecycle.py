@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,19 @@ from workbench.backends.base import Backend
 from workbench.backends.registry import create_backend
 from workbench.config import ConfigDocument, from_json, to_text
 from workbench.engine.core import EngineCore
-from workbench.engine.devices import restrict, usable_gpus
+from workbench.engine.devices import usable_gpus
 from workbench.engine.entry import ModelEntry, State, VersionSlot, lookup, state_reason
 from workbench.engine.host import ModelHost, Submit
+from workbench.engine.inplace import adopt, update_instances
 from workbench.engine.instances import instance_specs, make_slots
 from workbench.engine.model import ModelVersion
 from workbench.engine.prepare import (
     Polled,
     changed_fields,
+    check_runtime,
     complete_io,
     make_context,
+    overlay,
     poll_config,
     read_document,
     refuse_unserved,
@@ -46,7 +49,7 @@ class Lifecycle:
         self.entries: dict[str, ModelEntry] = {}
         self._submit_nested = submit_nested
         self._backends: dict[str, Backend] = {}
-        self._gpus = restrict(usable_gpus(), core.options.gpus)
+        self._gpus = usable_gpus() if core.options.gpus is None else core.options.gpus
         self.retiring: set[ModelVersion] = set()
 
     # ---- looking up
@@ -98,26 +101,51 @@ class Lifecycle:
         entry = self.entry(name)
         async with entry.lock:
             self.entries.setdefault(name, entry)  # another load of this name may have failed and forgotten it
-            try:
-                polled, saved = await self._poll(entry, config, files)
-            except WorkbenchError as error:
-                if not isinstance(error, NotFound):
-                    entry.poll_error = error.message
-                self._forget_if_empty(entry)
-                if isinstance(error, InvalidRequest) and error.message.startswith("Invalid file parameter"):
-                    raise
-                self.core.events.append(
-                    "log", name, f"failed to load '{name}': {error.message}", level="error", where=error.where
-                )
-                raise InternalError(
-                    f"failed to load '{name}', failed to poll from model repository",
-                    where=error.where,
-                    hint=error.message if not error.hint else f"{error.message} ({error.hint})",
-                ) from error
-            entry.poll_error = ""
-            if config is None and self._unmodified(entry, polled):
-                return
-            await self.apply(entry, polled, saved)
+            await self.load_locked(entry, config, files)
+
+    async def load_locked(
+        self, entry: ModelEntry, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """As ``load``; the caller holds the entry's lock."""
+        name = entry.name
+        try:
+            polled, saved = await self._poll(entry, config, files)
+        except WorkbenchError as error:
+            if not isinstance(error, NotFound):
+                entry.poll_error = error.message
+            self._forget_if_empty(entry)
+            if isinstance(error, InvalidRequest) and error.message.startswith("Invalid file parameter"):
+                raise
+            self.core.events.append(
+                "log", name, f"failed to load '{name}': {error.message}", level="error", where=error.where
+            )
+            raise InternalError(
+                f"failed to load '{name}', failed to poll from model repository",
+                where=error.where,
+                hint=error.message if not error.hint else f"{error.message} ({error.hint})",
+            ) from error
+        entry.poll_error, entry.versionless = "", False
+        if config is None and self._unmodified(entry, polled):
+            return
+        if self._only_instances(entry, polled):
+            gpus = self.gpus(polled.config.backend)
+            configs = {
+                number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in entry.ready().items()
+            }
+            await update_instances(self.core, entry, configs)
+            adopt(self.core, entry, polled, configs)
+            entry.source, entry.saved = polled.source, saved
+            return
+        await self.apply(entry, polled, saved)
+
+    def _only_instances(self, entry: ModelEntry, polled: Polled) -> bool:
+        """Whether nothing but ``instance_group`` differs: then Triton updates instances in place (7.6)."""
+        return (
+            entry.raw is not None
+            and changed_fields(entry.raw, polled.raw) == ["instance_group"]
+            and set(entry.ready()) == set(polled.versions)
+            and len(self._unchanged_versions(entry, polled, {"instance_group"})) == len(polled.versions)
+        )
 
     async def _poll(
         self, entry: ModelEntry, config: str | None, files: Mapping[str, bytes] | None
@@ -177,10 +205,7 @@ class Lifecycle:
         Raises:
             WorkbenchError: it is refused.
         """
-        message = document.message
-        return poll_config(
-            source, document, self.core.options, self.gpus(message.backend or "python"), overridden=overridden
-        )
+        return poll_config(source, document, self.core.options, self.gpus, overridden=overridden)
 
     def _unmodified(self, entry: ModelEntry, polled: Polled) -> bool:
         if entry.source is None or entry.document is None or entry.document.data != polled.document.data:
@@ -201,11 +226,14 @@ class Lifecycle:
         started = core.clock()
         if not polled.versions:
             text = f"at least one version must be available under the version policy of model '{name}'"
-            self._forget_if_empty(entry)
+            entry.poll_error, entry.versionless = text, not entry.versions
             raise LoadFailed(f"load failed for model '{name}': {text}\n", where=str(polled.source.directory))
         for number in polled.missing:
             core.events.append(
-                "log", name, f"version {number} is specified for model '{name}', but is not found", level="warning"
+                "log",
+                name,
+                f"version {number} is specified for model '{name}', but the version directory is not present",
+                level="warning",
             )
         keep = self._unchanged_versions(entry, polled)
         wanted = [number for number in polled.versions if number not in keep]
@@ -221,6 +249,11 @@ class Lifecycle:
             number: result for number, result in zip(wanted, results, strict=True) if isinstance(result, ModelVersion)
         }
         if failed:
+            from_file = polled.document.data == (saved or b"")
+            if not entry.ready() and (from_file or entry.document is None):
+                # nothing serves: the configuration is kept all the same, so that it can be seen and edited
+                entry.document, entry.raw, entry.saved = polled.document, polled.raw, saved
+                entry.source, entry.overridden = polled.source, polled.overridden
             await self._undo(entry, loaded, failed)
         entry.epoch += 1
         entry.document, entry.raw, entry.saved = polled.document, polled.raw, saved
@@ -240,11 +273,13 @@ class Lifecycle:
         entry.load_ns = core.clock() - started
         core.events.append("epoch", name, f"configuration {entry.epoch} of '{name}' is in force", epoch=entry.epoch)
 
-    def _unchanged_versions(self, entry: ModelEntry, polled: Polled) -> set[int]:
+    def _unchanged_versions(
+        self, entry: ModelEntry, polled: Polled, may_differ: Collection[str] = ("version_policy",)
+    ) -> set[int]:
         """Versions that a load need not touch: same files, same configuration but for the version policy (7.6)."""
         if entry.source is None or entry.raw is None or polled.overridden or entry.overridden:
             return set()
-        if set(changed_fields(entry.raw, polled.raw)) - {"version_policy"}:
+        if set(changed_fields(entry.raw, polled.raw)) - set(may_differ):
             return set()
         before, now = entry.source.fingerprint, polled.source.fingerprint
         if before.others != now.others or entry.source.directory != polled.source.directory:
@@ -260,6 +295,7 @@ class Lifecycle:
         core, name = self.core, polled.source.name
         host = ModelHost(core, name, self._submit_nested)
         refuse_unserved(polled.config)
+        check_runtime(polled.config)
         backend = await core.on_loader(self.backend, polled.config.backend)
         gpus = self.gpus(polled.config.backend)
         config = await core.on_loader(complete_io, polled, number, backend, host, core.options, gpus)
@@ -367,7 +403,7 @@ class Lifecycle:
                     rows.append({"name": name, "state": "UNAVAILABLE", "reason": DUPLICATE_REASON})
                 continue
             versions = sorted(entry.versions.items()) if entry is not None else []
-            if not versions and not ready:
+            if not versions and not ready and not (entry is not None and entry.versionless):
                 rows.append({"name": name})
             for number, slot in versions:
                 if ready and slot.state != "READY":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -57,6 +58,7 @@ class ModelVersion:
         self._planned = False
         self._timer: TimerHandle | None = None
         self._on_empty: Callable[[], None] | None = None
+        self._ending: asyncio.Event | None = None
         self.adopt_config(config)
 
     def adopt_config(self, config: Any) -> None:
@@ -225,22 +227,27 @@ class ModelVersion:
             # the instance gets its next batch before clients get their answers
             self._dispatch()
         core.records.add_batch(
-            batch.seq, self.name, self.epoch, slot.spec.name, batch.rows, len(run.tickets), batch.reason,
+            batch.seq, self.name, run.epoch, slot.spec.name, batch.rows, len(run.tickets), batch.reason,
             batch.acquired, run.execution.compute_end,
         )  # fmt: skip
         self.statistics.recent.append((batch.rows, batch.reason))
-        answered = False
+        # Triton's Python backend reports a batch that failed as executed, its other backends do not
+        counts = getattr(self.loaded, "counts_failed_batches", False)
+        ended = True
+        answered: bool = counts and not isinstance(run.error, InstanceDied)
         for index, ticket in enumerate(run.tickets):
             response = run.finals[index]
             if response is None:
                 if run.error is None and self.decoupled:
-                    answered = True
+                    answered, ended = True, False
                     continue
                 response = self._unanswered(ticket, run.error)
             answered = answered or response.error is None
             self.deliver(ticket, response)
         if answered:
             self.statistics.execution(batch.rows, run.durations())
+        if ended:
+            run.release()
 
     def _unanswered(self, ticket: Ticket, error: WorkbenchError | None) -> InferenceResponse:
         if error is None:
@@ -288,6 +295,8 @@ class ModelVersion:
             ticket.on_response(response)
         except Exception as error:
             self.core.loop.call_exception_handler({"message": "a response callback failed", "exception": error})
+        if response.final:
+            ticket.release()
 
     def _fail(self, ticket: Ticket, error: WorkbenchError) -> None:
         self.deliver(ticket, InferenceResponse(self.name, self.version, ticket.request.id, error=error))
@@ -324,11 +333,12 @@ class ModelVersion:
             self.statistics.failure(reason, now - ticket.arrival)
             status, text = reason, error.message
         core.records.add_request(
-            self.name, self.version, ticket.epoch if run is None else self.epoch, request.id, request.client,
+            self.name, self.version, ticket.epoch if run is None else run.epoch, request.id, request.client,
             request.parent_seq, request.priority, ticket.rows, "" if ticket.shape_key is None else ticket.shape_key,
             ticket.arrival, ticket.arrival, start, input_end, output_start, compute_end, now, batch_seq, instance,
             status, text, ticket.id,
         )  # fmt: skip
+        ticket.run = None
         if self._on_empty is not None and not self._open:
             self._on_empty()
 
@@ -340,7 +350,20 @@ class ModelVersion:
         self.plan()
 
     async def retire(self) -> None:
-        """Waits for what is open, then closes instances and model. New requests must not reach it any more."""
+        """Waits for what is open, then closes instances and model. New requests must not reach it any more.
+
+        Whoever calls this a second time (a load while an unload is under way) waits for the same end.
+        """
+        if self._ending is not None:
+            await self._ending.wait()
+            return
+        self._ending = asyncio.Event()
+        try:
+            await self._retire()
+        finally:
+            self._ending.set()
+
+    async def _retire(self) -> None:
         if self._open:
             self.scheduler.drain(self.core.clock())
             self.plan()

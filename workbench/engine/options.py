@@ -40,13 +40,13 @@ class EngineOptions:
     config_name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ConfigureResult:
     """What an applied (or, in a dry run, a possible) change of configuration did.
 
     ``change_class`` is ``live``, ``instances``, ``reload`` or ``none``; ``reasons`` say why; ``triton`` says what real
     Triton would do. ``diff`` is against the file on disk; ``dirty`` says whether it is not empty. ``config`` is the
-    normalised configuration as Triton's JSON.
+    normalised configuration as Triton's JSON. The same wherever the server runs: ``from_json`` reads it off the wire.
     """
 
     model: str
@@ -57,14 +57,38 @@ class ConfigureResult:
     diff: str
     took_ms: float
     dirty: bool
-    config: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary for JSON."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ConfigureResult:
+        """Reads what ``to_json`` gave, as the control plane answers it."""
+        return cls(
+            model=str(data["model"]),
+            epoch=int(data["epoch"]),
+            change_class=str(data["change_class"]),
+            reasons=tuple(data.get("reasons", ())),
+            triton=str(data.get("triton", "")),
+            diff=str(data.get("diff", "")),
+            took_ms=float(data.get("took_ms", 0.0)),
+            dirty=bool(data.get("dirty", False)),
+            config=dict(data.get("config", {})),
+        )
 
-@dataclass(frozen=True, slots=True)
+    def __repr__(self) -> str:
+        lines = [f"{self.model}: {self.change_class}, config_epoch {self.epoch}, {self.took_ms:.1f} ms"]
+        lines += [f"  {reason}" for reason in self.reasons]
+        if self.triton:
+            lines.append(f"  real Triton: {self.triton}")
+        if self.diff:
+            lines.append(self.diff.rstrip())
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class SaveResult:
     """A written config.pbtxt: where, and what changed (a unified diff, empty when nothing did)."""
 
@@ -75,6 +99,9 @@ class SaveResult:
     def to_json(self) -> dict[str, Any]:
         """As a dictionary for JSON."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return f"{self.path}\n{self.diff.rstrip()}" if self.diff else f"{self.path}: nothing to save"
 
 
 @dataclass(frozen=True, slots=True)

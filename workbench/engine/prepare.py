@@ -6,7 +6,7 @@ repository``); *completing* asks the backend about inputs and outputs and fails 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from workbench.config.validation import validate
 from workbench.engine.completion import complete_from_description
 from workbench.engine.host import ModelHost
 from workbench.engine.options import EngineOptions
-from workbench.errors import InvalidRequest, Unsupported
+from workbench.errors import InternalError, InvalidRequest, Unsupported
 from workbench.repository.models import ModelSource, select_versions
 
 
@@ -38,20 +38,29 @@ def poll_config(
     source: ModelSource,
     document: ConfigDocument,
     options: EngineOptions,
-    gpus: Sequence[int],
+    gpus_of: Callable[[str], Sequence[int]],
     *,
     overridden: bool = False,
 ) -> Polled:
     """Completes by file names, normalises and validates without inputs and outputs.
 
+    ``gpus_of`` gives the GPUs that models of a backend may be placed on.
+
     Raises:
         WorkbenchError: the configuration is refused (section 10).
     """
+    if source.config_bytes is None and not overridden and not options.auto_complete:
+        raise InternalError(f"failed to open text file for read {source.config_path}: No such file or directory")
     raw = document.message
-    config = document.message
-    if options.auto_complete:
-        config = complete_backend(config, source.name, first_files(source))
-    config = _settle(config, source.name, gpus, with_io=not options.auto_complete)
+    # what file names tell is filled in even without auto-completion (GetNormalizedModelConfig)
+    config = complete_backend(document.message, source.name, first_files(source))
+    gpus = gpus_of(config.backend)
+    config = normalize(config, model_name=source.name, gpus=gpus)
+    # instance groups are checked with each version, when its backend is known (backend_model.cc)
+    without_groups = type(config)()
+    without_groups.CopyFrom(config)
+    without_groups.ClearField("instance_group")
+    validate(normalize(without_groups, gpus=gpus), gpus=gpus, io=not options.auto_complete)
     if config.name != source.name:
         raise InvalidRequest(
             f"unexpected directory name '{source.name}' for model '{config.name}', directory name must equal model name"
@@ -65,12 +74,35 @@ def refuse_unserved(config: Any) -> None:
     """Refuses what this engine cannot serve yet, in clear words, instead of serving it wrongly.
 
     Raises:
-        Unsupported: ensembles and sequence batching.
+        Unsupported: ensembles, sequence batching, batch inputs and outputs.
     """
     if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
         raise Unsupported(f"model '{config.name}' is an ensemble, which this engine does not serve yet")
     if config.HasField("sequence_batching"):
         raise Unsupported(f"model '{config.name}' uses sequence_batching, which this engine does not serve yet")
+    if config.batch_input or config.batch_output:
+        raise Unsupported(
+            f"model '{config.name}' uses batch_input or batch_output, which this engine does not serve yet"
+        )
+
+
+def check_runtime(config: Any) -> None:
+    """Refuses a ``runtime`` that Triton would not find or not load; the backend's own library is what there is.
+
+    Raises:
+        InvalidRequest: with Triton's texts (backend_model.cc ``ResolveBackendPaths``).
+    """
+    name = config.runtime
+    if "/" in name or ".." in name:
+        raise InvalidRequest(
+            f"backend library name '{name}' escapes backend directory '{config.backend}', for model '{config.name}', "
+            "check model config runtime field"
+        )
+    if name not in ("", f"libtriton_{config.backend}.so"):
+        raise InvalidRequest(
+            f"unable to find backend library '{name}' for model '{config.name}', searched: '{config.backend}' ",
+            hint=f"leave runtime out, or set it to libtriton_{config.backend}.so",
+        )
 
 
 def make_context(polled: Polled, version: int, config: Any, host: ModelHost, options: EngineOptions) -> ModelContext:
@@ -115,7 +147,7 @@ def complete_io(
             if described is not None:
                 default = int(context.backend_config.get("default-max-batch-size", "4"))
                 complete_from_description(config, described, default)
-    return _settle(config, polled.source.name, gpus, with_io=True)
+    return _settle(config, polled.source.name, gpus)
 
 
 def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Sequence[int]) -> Any:
@@ -138,7 +170,7 @@ def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Sequence[int]) -
                     part.ClearField(other.name)
             config.MergeFrom(part)
     _redo_batching(config, after_raw)
-    return _settle(config, config.name, gpus, with_io=True)
+    return _settle(config, config.name, gpus)
 
 
 def _redo_batching(config: Any, raw: Any) -> None:
@@ -172,10 +204,10 @@ def config_json(config: Any) -> str:
     return orjson.dumps(to_json(config)).decode()
 
 
-def _settle(config: Any, name: str, gpus: Sequence[int], *, with_io: bool) -> Any:
+def _settle(config: Any, name: str, gpus: Sequence[int]) -> Any:
     """Normalises and validates."""
     config = normalize(config, model_name=name, gpus=gpus)
-    validate(config, gpus=gpus, io=with_io)
+    validate(config, gpus=gpus)
     return config
 
 

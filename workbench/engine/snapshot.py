@@ -27,8 +27,8 @@ class VersionSnapshot:
 
     ``pending`` requests wait (the gauge of section 12), ``running`` are in instances; ``oldest_ms`` is the age of the
     oldest that waits. ``failures`` counts by reason since load. ``statistics`` is Triton's entry since load.
-    ``recent_batches`` are rows and reason of the last 64 batches, oldest first. ``batching`` is the scheduler in a word:
-    ``dynamic``, ``sequence``, ``ensemble``, or empty where a request is a batch.
+    ``recent_batches`` are rows and reason of the last 64 batches, oldest first. ``batching`` is the scheduler in a
+    word: ``dynamic``, ``sequence``, ``ensemble``, or empty where a request is a batch.
     """
 
     model: str

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 OnResponse = Callable[[InferenceResponse], None]
 
+_ENDED = InferenceRequest("", [])
+
+
+def _ended(response: InferenceResponse) -> None:
+    """The request has had its last response."""
+
 
 class Ticket(Item):
     """A request that was accepted. ``id`` is the ``seq`` of its record.
@@ -38,6 +44,12 @@ class Ticket(Item):
         self.failed: InferenceResponse | None = None
         # responses kept back for preserve_ordering; None when the order does not matter
         self.held: list[InferenceResponse] | None = None
+
+    def release(self) -> None:
+        """The last response has been sent: lets go of the request's tensors, whoever still holds the ticket."""
+        self.on_response = _ended
+        self.request = _ENDED
+        self.failed = None
 
     def cancel(self) -> None:
         """Cancels the request. On the loop's thread; nothing happens when it has ended."""

@@ -112,6 +112,8 @@ class RequestValidator:
             if shape != spec.dims and not spec.fits(shape):
                 raise self._wrong_shape(request, tensor, spec)
             data = tensor.data
+            if not rows and batching:
+                self._check_empty(request, tensor, spec)
             if data.shape != tensor.shape or (spec.itemsize and data.itemsize != spec.itemsize):
                 self._check_bytes(request, tensor, spec)
             if spec.checks_shape:
@@ -191,6 +193,21 @@ class RequestValidator:
         return InvalidRequest(
             f"{id_prefix(request)}unexpected shape for input '{tensor.name}' for model '{self._name}'. Expected "
             f"{shape_text(full)}, got {shape_text(tensor.shape)}. {_NOTE if batching else ''}"
+        )
+
+    def _check_empty(self, request: InferenceRequest, tensor: Tensor, spec: _Input) -> None:
+        """A batch of no rows: Triton then leaves the batch dimension out of the size that it expects."""
+        inner = math.prod(tensor.shape[1:])
+        if not inner:
+            return
+        if spec.datatype == "BYTES":
+            raise InvalidRequest(
+                f"{id_prefix(request)}expected {inner} string elements for inference input '{tensor.name}' for "
+                f"model '{self._name}', got 0"
+            )
+        raise InvalidRequest(
+            f"{id_prefix(request)}input byte size mismatch for input '{tensor.name}' for model '{self._name}'. "
+            f"Expected {inner * spec.itemsize}, got 0"
         )
 
     def _check_bytes(self, request: InferenceRequest, tensor: Tensor, spec: _Input) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.engine.validation import config_type, id_prefix
-from workbench.errors import InvalidRequest
+from workbench.errors import InternalError, InvalidRequest
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, Tensor
 from workbench.repository.files import inside
@@ -96,7 +96,7 @@ def _from_file(config: Any, name: str, item: Any, model_dir: Path, row: datatype
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"failed to open text file for read {path}: {error.strerror}", where=str(path)) from error
+        raise InternalError(f"failed to open text file for read {path}: {error.strerror}", where=str(path)) from error
     count = math.prod(item.dims)
     if row.wire == "BYTES":
         return _strings(data, count, name, config.name).reshape(tuple(item.dims))

@@ -34,7 +34,7 @@ _LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git"}
 class ModelToExport:
     """A model directory, the configuration to write, and what was measured with it.
 
-    ``config`` is the text of config.pbtxt; ``measured`` goes into the provenance as it is (before/after figures, run ids).
+    ``config`` is the text of config.pbtxt; ``measured`` goes into the provenance as it is (figures, run ids).
     """
 
     directory: Path
@@ -101,7 +101,9 @@ def export_repository(
         raise InvalidRequest("nothing to export", hint="load a model, or name a repository that holds one")
     names = [model.directory.name for model in models]
     if len(set(names)) != len(names):
-        raise InvalidRequest(f"two models have the same name: {', '.join(sorted({n for n in names if names.count(n) > 1}))}")
+        raise InvalidRequest(
+            f"two models have the same name: {', '.join(sorted({n for n in names if names.count(n) > 1}))}"
+        )
     to = to.expanduser().resolve()
     _check_place(to, overwrite)
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -140,9 +142,7 @@ def _write_model(model: ModelToExport, to: Path) -> ExportedModel:
     original = written.read_bytes() if written.exists() else b""
     written.write_bytes(model.config)
     edits = edits_between(ConfigDocument.parse(original, path=str(written)).message, target.message)
-    files = {
-        path.relative_to(to).as_posix(): _sha256(path) for path in sorted(to.rglob("*")) if path.is_file()
-    }
+    files = {path.relative_to(to).as_posix(): _sha256(path) for path in sorted(to.rglob("*")) if path.is_file()}
     return ExportedModel(source.name, tuple(edit.to_json() for edit in edits), files)
 
 
@@ -158,7 +158,9 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _provenance(models: Sequence[ModelToExport], exported: Sequence[ExportedModel], more: Mapping[str, Any]) -> dict[str, Any]:
+def _provenance(
+    models: Sequence[ModelToExport], exported: Sequence[ExportedModel], more: Mapping[str, Any]
+) -> dict[str, Any]:
     from workbench import __version__
 
     return {

@@ -1,16 +1,19 @@
 // Draws one Bokeh document in a notebook. Loaded as it stands by anywidget: no bundler, no CDN.
 //
 // Messages from Python (every one after the snapshot carries a growing `seq`):
-//   lib   {id}                + [gzip of bokeh.min.js]        the library, asked for once a page
+//   lib   {}                  + [gzip of bokeh.min.js]        the library, asked for once a page
 //   snap  {view, seq, item}                                   the whole document, for one view
 //   s     {seq, parts: [{id, cols, n, roll}]} + [float64s]    new rows of numeric columns
 //   p     {seq, patch, ids}   + buffers                       any other change, as Bokeh encodes it
-// Messages to Python: lib? {id} · ready {view} · bye {view} · range {id, start, end}
+// Messages to Python: lib? {} · ready {view} · bye {view} · range {id, start, end}
 
-const LIBRARY_TIMEOUT_MS = 4000;
-const LIBRARY_TRIES = 5;
+const ASK_AGAIN_MS = 4000;
+const ASK_AT_MOST_MS = 60000;
+const PATIENCE_MS = 1500; // after this a chart that waits says what for
 const QUEUE_LIMIT = 120; // messages kept for a chart that is off screen, before a fresh snapshot is cheaper
 const RANGE_EVERY_MS = 60;
+const GESTURE_MS = 700;
+const GESTURES = ["pointerdown", "pointermove", "pointerup", "wheel", "keydown"];
 const LIBRARIES = (globalThis.__serving_workbench_bokeh__ ??= new Map());
 
 const newId = () => Math.random().toString(36).slice(2);
@@ -28,43 +31,43 @@ async function importLibrary(bytes) {
   }
 }
 
-function requestLibrary(model) {
-  return new Promise((resolve, reject) => {
-    const id = newId();
-    const stop = () => {
-      clearTimeout(timer);
-      model.off("msg:custom", onMessage);
-    };
-    const timer = setTimeout(() => {
-      stop();
-      reject(new Error("the kernel did not send BokehJS in time"));
-    }, LIBRARY_TIMEOUT_MS);
-    function onMessage(msg, buffers) {
-      if (msg?.type !== "lib" || msg.id !== id) return;
-      stop();
-      importLibrary(buffers[0]).then(resolve, reject);
-    }
-    model.on("msg:custom", onMessage);
-    model.send({ type: "lib?", id });
-  });
+// One copy a page and version, asked for through whichever model is there. If the one that asked goes away before the
+// answer, the next one asks again; a kernel that is busy with a cell is waited for, and asked ever less often.
+function sharedLibrary(version) {
+  let entry = LIBRARIES.get(version);
+  if (entry === undefined) {
+    entry = { asks: 0, nextAsk: 0, done: false };
+    entry.promise = new Promise((resolve, reject) => Object.assign(entry, { resolve, reject }));
+    LIBRARIES.set(version, entry);
+  }
+  return entry;
 }
 
-// One copy a page and version. If the widget that asked goes away before the answer, the next one asks again.
-async function loadLibrary(model) {
-  const version = model.get("_bokeh_version");
-  for (let attempt = 1; ; attempt++) {
-    let pending = LIBRARIES.get(version);
-    if (pending === undefined) {
-      pending = requestLibrary(model);
-      LIBRARIES.set(version, pending);
-    }
-    try {
-      return await pending;
-    } catch (error) {
-      if (LIBRARIES.get(version) === pending) LIBRARIES.delete(version);
-      if (attempt >= LIBRARY_TRIES) throw error;
-    }
+function followLibrary(model) {
+  const entry = sharedLibrary(model.get("_bokeh_version"));
+  let timer = 0;
+  const stop = () => {
+    clearTimeout(timer);
+    model.off("msg:custom", onMessage);
+  };
+  function onMessage(msg, buffers) {
+    if (msg?.type !== "lib" || entry.done) return;
+    entry.done = true;
+    importLibrary(buffers[0]).then(entry.resolve, entry.reject);
+    stop();
   }
+  const ask = () => {
+    if (entry.done) return stop();
+    if (Date.now() >= entry.nextAsk) {
+      entry.nextAsk = Date.now() + Math.min(ASK_AGAIN_MS * 2 ** entry.asks, ASK_AT_MOST_MS);
+      entry.asks += 1;
+      model.send({ type: "lib?" });
+    }
+    timer = setTimeout(ask, 500);
+  };
+  model.on("msg:custom", onMessage);
+  ask();
+  return { promise: entry.promise, stop };
 }
 
 // ---------------------------------------------------------------- theme
@@ -202,6 +205,10 @@ class ChartView {
     this.closed = false;
     this.remote = false; // true while a change from Python is being applied: it must not be sent back
     this.asked = false;
+    this.gesture = 0;
+    this.onGesture = (event) => {
+      if (event.type !== "pointermove" || event.buttons !== 0) this.gesture = Date.now();
+    };
     this.onMessage = (msg, buffers) => this.receive(msg, buffers);
   }
 
@@ -220,6 +227,7 @@ class ChartView {
     this.target.style.width = "100%";
     this.target.style.minHeight = `${this.model.get("_height")}px`; // so the page does not jump when the chart arrives
     this.el.appendChild(this.target);
+    for (const type of GESTURES) this.el.addEventListener(type, this.onGesture, { capture: true, passive: true });
     this.model.on("msg:custom", this.onMessage);
     this.theme = new MutationObserver(() => this.doc && this.quietly(() => applyTheme(this.doc, this.el)));
     this.theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
@@ -227,7 +235,11 @@ class ChartView {
       rootMargin: "100px",
     });
     this.gate.observe(this.el);
-    loadLibrary(this.model).then(
+    this.patience = setTimeout(() => {
+      if (this.doc === null && !this.closed) this.target.textContent = "Waiting for the kernel …";
+    }, PATIENCE_MS);
+    this.library = followLibrary(this.model);
+    this.library.promise.then(
       (bokeh) => {
         this.bokeh = bokeh;
         this.ask();
@@ -290,7 +302,8 @@ class ChartView {
       if (range === null) continue;
       let timer = 0;
       range.change.connect(() => {
-        if (this.remote || timer !== 0) return;
+        // A range that follows its data moves by itself when it is painted: only what a hand did is told.
+        if (this.remote || timer !== 0 || Date.now() - this.gesture > GESTURE_MS) return;
         timer = setTimeout(() => {
           timer = 0;
           if (!this.closed) this.model.send({ type: "range", id, start: range.start, end: range.end });
@@ -362,9 +375,12 @@ class ChartView {
 
   stop() {
     this.closed = true;
+    clearTimeout(this.patience);
+    this.library.stop();
     cancelAnimationFrame(this.frame);
     this.model.off("msg:custom", this.onMessage);
     this.model.off("change:_header", this.onHeader);
+    for (const type of GESTURES) this.el.removeEventListener(type, this.onGesture, { capture: true });
     this.theme.disconnect();
     this.gate.disconnect();
     this.clear();
@@ -379,7 +395,9 @@ class ChartView {
 export default () => ({
   initialize({ model }) {
     // The model starts the library before a view exists, so the two overlap.
-    loadLibrary(model).catch(() => undefined);
+    const library = followLibrary(model);
+    library.promise.catch(() => undefined);
+    return () => library.stop();
   },
   render({ model, el }) {
     const view = new ChartView(model, el);

@@ -28,6 +28,8 @@ from bokeh.embed import json_item
 from bokeh.models import LayoutDOM, Range
 from bokeh.util.paths import bokehjs_path
 
+from workbench.panels.routing import answer_while_busy
+
 RangeCallback = Callable[[str, float, float], None]
 """Called as ``callback(range id, start, end)`` when a person has zoomed or panned."""
 
@@ -49,6 +51,7 @@ class BokehView(anywidget.AnyWidget):
         height: the height in pixels that is kept free until the chart is drawn.
         watch: ranges whose changes by the mouse are reported to ``on_range``.
         header: title, note and legend as text above the figure, as ``Chart.header`` gives them.
+        on_views: called when a view appears in a page or goes (see :attr:`views`).
         on_range: called with a range's id, start and end at most every 60 ms while a person pans or zooms.
 
     Documents are not thread-safe: change the figure inside ``with view.lock`` and call :meth:`flush`, or pass the
@@ -72,11 +75,13 @@ class BokehView(anywidget.AnyWidget):
         watch: Sequence[Range] = (),
         on_range: RangeCallback | None = None,
         header: dict[str, Any] | None = None,
+        on_views: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(_height=height, _label=label, _watch=[r.id for r in watch], _header=header or {})
         self.figure = figure
         self.lock = threading.RLock()
         self._on_range = on_range
+        self._on_views = on_views
         self._views: set[str] = set()
         self._pending: list[Any] = []
         self._seq = 0
@@ -86,6 +91,7 @@ class BokehView(anywidget.AnyWidget):
         self._document.on_change(self._collect)
         self.layout.width = "100%"
         self.on_msg(self._receive)
+        answer_while_busy(self)
 
     # ------------------------------------------------------------ from Python to the page
 
@@ -172,14 +178,20 @@ class BokehView(anywidget.AnyWidget):
     def _receive(self, _widget: object, message: dict[str, Any], _buffers: list[bytes]) -> None:
         kind = message.get("type")
         if kind == "lib?":
-            self.send({"type": "lib", "id": message["id"]}, [bokehjs_gzip()])
+            self.send({"type": "lib"}, [bokehjs_gzip()])
         elif kind == "ready":
             self._snapshot(str(message["view"]))
+            self._tell_views()
         elif kind == "bye":
             with self.lock:
                 self._views.discard(str(message["view"]))
+            self._tell_views()
         elif kind == "range":
             self._range_changed(str(message["id"]), message["start"], message["end"])
+
+    def _tell_views(self) -> None:
+        if self._on_views is not None and not self._closing:
+            self._on_views()
 
     def _range_changed(self, range_id: str, start: float | None, end: float | None) -> None:
         if range_id not in self._watch or start is None or end is None:

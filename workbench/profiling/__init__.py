@@ -10,25 +10,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.profiling.job import SweepJob
     from workbench.profiling.load import Load
-    from workbench.profiling.measuring import MeasureOptions, Measurer, measure
+    from workbench.profiling.measuring import Measurer, measure
     from workbench.profiling.point import Point
     from workbench.profiling.samples import Samples
-    from workbench.profiling.sweeping import Progress, SweepOptions, SweepResult, sweep
+    from workbench.profiling.sweep_result import Progress, SweepResult
+    from workbench.profiling.sweeping import SweepOptions, sweep
     from workbench.profiling.target import Configurable, InKernelTarget, ServerTarget, Target, WorkbenchTarget
+    from workbench.profiling.verdict import MeasureOptions
 
 _HOMES = {
     "Configurable": "target",
     "InKernelTarget": "target",
     "Load": "load",
-    "MeasureOptions": "measuring",
+    "MeasureOptions": "verdict",
     "Measurer": "measuring",
     "Point": "point",
-    "Progress": "sweeping",
+    "Progress": "sweep_result",
     "Samples": "samples",
     "ServerTarget": "target",
     "SweepJob": "job",
     "SweepOptions": "sweeping",
-    "SweepResult": "sweeping",
+    "SweepResult": "sweep_result",
     "Target": "target",
     "WorkbenchTarget": "target",
     "measure": "measuring",

@@ -44,7 +44,6 @@ class _Generator:
             if head["cmd"] == "exit":
                 watcher.cancel()
                 return
-            self._stop_asked = False
             try:
                 await self._one(head, blob)
             except (OSError, TimeoutError) as error:
@@ -77,7 +76,12 @@ class _Generator:
             if frame[0]["cmd"] == "stop":
                 loop.call_soon_threadsafe(self._stop)
             else:
-                loop.call_soon_threadsafe(self._queue.put_nowait, frame)
+                loop.call_soon_threadsafe(self._accept, frame)
+
+    def _accept(self, frame: tuple[dict[str, Any], bytes]) -> None:
+        # Here and not when the run begins: a stop right behind the run must not be forgotten.
+        self._stop_asked = False
+        self._queue.put_nowait(frame)
 
     def _stop(self) -> None:
         self._stop_asked = True

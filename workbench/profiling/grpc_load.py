@@ -77,9 +77,6 @@ class GrpcTransport:
             error = f"{type(problem).__name__}: {problem}"
         self._on_done(number, error)
 
-    def abandon_waiting(self, text: str) -> None:
-        """Nothing waits here: every request is sent at once."""
-
     async def close(self) -> None:
         """Hangs up."""
         for task in list(self._tasks):

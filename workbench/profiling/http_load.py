@@ -187,6 +187,9 @@ class HttpTransport:
         finally:
             self._opening -= 1
         self._serve_waiting()
+        # The new connection may have gone to a later request: whoever still waits needs another one.
+        while self._opening < len(self._waiting) and not self._closed:
+            self._grow()
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -196,11 +199,6 @@ class HttpTransport:
             return
         self._all.add(connection)
         self._free.append(connection)
-
-    def abandon_waiting(self, text: str) -> None:
-        """Requests that never found a connection fail."""
-        while self._waiting:
-            self.on_done(self._waiting.popleft()[0], text)
 
     async def close(self) -> None:
         """Closes every connection."""

@@ -9,7 +9,8 @@ from typing import Any
 from workbench.errors import InvalidRequest
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
-from workbench.profiling.sweeping import Grid, Progress, Sweeper, SweepResult
+from workbench.profiling.sweep_result import Progress, SweepResult
+from workbench.profiling.sweeping import Grid, Sweeper
 from workbench.profiling.target import Configurable
 
 

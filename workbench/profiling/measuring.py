@@ -8,38 +8,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from workbench.clock import Clock, monotonic_ns, sleep, utc_now_iso
+from workbench.clock import sleep, utc_now_iso
 from workbench.errors import Unsupported
-from workbench.profiling.client_side import ClientSide, client_side
-from workbench.profiling.cpu import CpuReading, cpus_between, read_cpu
+from workbench.profiling.client_side import client_side
+from workbench.profiling.cpu import CpuReading, read_cpu
 from workbench.profiling.driver import GeneratorProcess, Job
+from workbench.profiling.figures import batch_reasons, client_fields, cpu_fields, server_fields
 from workbench.profiling.kernel_load import KernelLoad
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs, Prepared, encode, prepare
 from workbench.profiling.samples import Samples
-from workbench.profiling.server_side import Counters, ServerSide, counters, difference
+from workbench.profiling.server_side import Counters, counters, difference
 from workbench.profiling.target import InKernelTarget, Target, pid_of, try_statistics
+from workbench.profiling.verdict import Evidence, MeasureOptions, judge
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment, cpu_condition
 
 _SETTLE_S = 1.0
 _IDLE_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureOptions:
-    """How strictly a point is judged.
-
-    A point is not valid when the generator's p99 send lag is above ``lag_limit_ms`` and above ``lag_share`` of the p99
-    latency. ``clock`` is CLOCK_MONOTONIC.
-    """
-
-    lag_limit_ms: float = 1.0
-    lag_share: float = 0.1
-    clock: Clock = monotonic_ns
 
 
 @dataclass(slots=True)
@@ -121,9 +108,15 @@ class Measurer:
         whole = difference(before, after) if before is not None and after is not None else None
         window = difference(*edges.statistics) if len(edges.statistics) == 2 else None
         client = client_side(samples, load, prepared.rows)
-        reasons = self._judge(samples, client, window, whole, notes)
+        evidence = Evidence(load, samples, client, window, whole)
+        reasons, remarks = judge(target, evidence, self._options)
+        notes += remarks
         if epoch is not None and target.epoch(model) != epoch:
             reasons.append("the configuration was changed during the measurement")
+        environment, cpu = self._surroundings(), cpu_fields(edges.cpu, samples)
+        usable = int(environment.get("cpus_usable") or 1)
+        if not math.isnan(cpu.get("server_cpu", math.nan)) and cpu["other_cpu"] > self._options.other_cpu * usable:
+            notes.append(f"others kept {cpu['other_cpu']:.1f} of {usable} processors busy meanwhile")
         point = Point(
             model=model,
             load=load,
@@ -136,11 +129,11 @@ class Measurer:
             duration_s=samples.seconds,
             seed=load.seed,
             inputs=prepared.source,
-            environment=self._surroundings(),
-            **_client_fields(client, samples),
-            **_server_fields(window),
-            **_cpu_fields(edges, samples),
-            batch_reasons=_batch_reasons(records, model, samples.window),
+            environment=environment,
+            **client_fields(client, samples),
+            **server_fields(window),
+            **cpu,
+            batch_reasons=batch_reasons(records, model, samples.window),
             valid=not reasons,
             stable=not reasons and not client.unstable,
             reasons=(*reasons, *client.unstable),
@@ -230,123 +223,10 @@ class Measurer:
             notes.append(f"{records.lost} records were overwritten before they could be read")
         return records
 
-    # -- the verdict --------------------------------------------------------------------------------------------------
-
-    def _judge(
-        self,
-        samples: Samples,
-        client: ClientSide,
-        window: ServerSide | None,
-        whole: ServerSide | None,
-        notes: list[str],
-    ) -> list[str]:
-        """Why the figures must not be believed; what is only worth knowing goes to ``notes``."""
-        reasons = []
-        options = self._options
-        if samples.stopped:
-            reasons.append("the measurement was stopped before its end")
-        if client.n == 0:
-            reasons.append("no request was answered")
-        elif client.failed:
-            total = client.n + client.failed
-            notes.append(f"{client.failed} of {total} requests failed; latencies are those of the others")
-            if client.failed > total / 2:
-                reasons.append("most requests failed")
-        lag, p99 = client.lag_at(0.99), client.at(0.99)
-        if lag > options.lag_limit_ms and lag > options.lag_share * p99:
-            reasons.append(
-                f"the load generator was late: send lag p99 {lag:.2f} ms, {lag / p99:.0%} of the p99 latency "
-                "(the machine is too busy for this load)"
-            )
-        if self.target.protocol == "in-kernel":
-            notes.append("the load came from a thread of this kernel, which shares the GIL with the engine")
-        reasons += _conservation(samples, window, whole)
-        return reasons
-
     def _surroundings(self) -> dict[str, Any]:
         if self._environment is None:
             self._environment = capture_environment()
         return {**self._environment, **cpu_condition()}
-
-
-def _conservation(samples: Samples, window: ServerSide | None, whole: ServerSide | None) -> list[str]:
-    """Sent = answered + failed on the client's side, and what the client got = what the server gave."""
-    reasons = []
-    total = len(samples.status)
-    answered, failed = int(samples.ok.sum()), int((samples.status > 0).sum())
-    if answered + failed != total:
-        reasons.append(f"requests were lost: {total} begun, {answered} answered, {failed} failed")
-    if (window is not None and window.reset) or (whole is not None and whole.reset):
-        reasons.append("the server's statistics were reset: the model was reloaded during the measurement")
-    elif whole is not None and whole.success < answered:
-        reasons.append(
-            f"the server counted {whole.success} successes, but {answered} answers came (was the model reloaded?)"
-        )
-    elif whole is not None and whole.success - answered > max(1, 0.01 * answered) and samples.drained:
-        reasons.append(
-            f"others used the model: the server counted {whole.success} successes, {answered} of them to this load"
-        )
-    return reasons
-
-
-def _client_fields(client: ClientSide, samples: Samples) -> dict[str, Any]:
-    latency = client.latency_ms
-    return {
-        "n": client.n,
-        "sent": int((samples.sent > 0).sum()),
-        "failed": client.failed,
-        "errors": samples.errors(),
-        "throughput": client.throughput.value,
-        "throughput_low": client.throughput.low,
-        "throughput_high": client.throughput.high,
-        "mean_ms": float(np.mean(latency)) if len(latency) else math.nan,
-        "p50_ms": client.p50.value,
-        "p50_low": client.p50.low,
-        "p50_high": client.p50.high,
-        "p90_ms": client.at(0.9),
-        "p95_ms": client.at(0.95),
-        "p99_ms": client.p99.value,
-        "p99_low": client.p99.low,
-        "p99_high": client.p99.high,
-        "max_ms": float(latency[-1]) if len(latency) else math.nan,
-        "sent_p50_ms": client.sent_at(0.5),
-        "sent_p90_ms": client.sent_at(0.9),
-        "sent_p95_ms": client.sent_at(0.95),
-        "sent_p99_ms": client.sent_at(0.99),
-        "lag_p50_ms": client.lag_at(0.5),
-        "lag_p99_ms": client.lag_at(0.99),
-        "littles_law": client.littles_law,
-    }
-
-
-def _server_fields(side: ServerSide | None) -> dict[str, Any]:
-    if side is None or side.reset:
-        return {}
-    names = ("mean_batch", "request_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
-    fields: dict[str, Any] = {name: getattr(side, name) for name in (*names, "overhead_ms")}
-    return fields | {"batch_rows": side.batch_rows, "batch_compute_ms": side.batch_compute_ms}
-
-
-def _cpu_fields(edges: _Edges, samples: Samples) -> dict[str, Any]:
-    if len(edges.cpu) != 2:
-        return {}
-    machine, server = cpus_between(*edges.cpu)
-    generator = samples.cpu_s / samples.seconds if samples.seconds > 0 else math.nan
-    known = generator + (0.0 if math.isnan(server) else server)
-    return {"generator_cpu": generator, "server_cpu": server, "other_cpu": max(0.0, machine - known)}
-
-
-def _batch_reasons(records: RecordColumns | None, model: str, window: tuple[int, int]) -> dict[str, dict[int, int]]:
-    """Executions of the window by reason and rows."""
-    if records is None:
-        return {}
-    batches = records.batches
-    chosen = (batches["model"] == model) & (batches["done"] >= window[0]) & (batches["done"] < window[1])
-    out: dict[str, dict[int, int]] = {}
-    for reason, rows in zip(batches["reason"][chosen], batches["rows"][chosen].tolist(), strict=True):
-        sizes = out.setdefault(str(reason), {})
-        sizes[rows] = sizes.get(rows, 0) + 1
-    return {reason: dict(sorted(sizes.items())) for reason, sizes in sorted(out.items())}
 
 
 def measure(

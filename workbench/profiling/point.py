@@ -121,6 +121,7 @@ class Point:
             "rate": self.rate,
             "distribution": load.distribution if load.kind == "open" else None,
             "batch_size": load.batch_size,
+            "label": load.label,
             "verdict": self.verdict,
         }
         skip = {"model", "load", "settings", "config", "environment", "errors", "batch_rows", "batch_compute_ms"}

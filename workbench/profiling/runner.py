@@ -37,9 +37,6 @@ class Transport(Protocol):
     def send(self, number: int, example: int) -> None:
         """Sends a request; its end is told through ``on_done``."""
 
-    def abandon_waiting(self, text: str) -> None:
-        """Fails what has not been sent yet."""
-
     async def close(self) -> None:
         """Hangs up."""
 
@@ -113,6 +110,7 @@ class LoadRun:
             cpu_s=self._cpu[1] - self._cpu[0],
         )
         samples.extra["connections"] = connections
+        samples.extra["nice"] = os.nice(0) if hasattr(os, "nice") else 0
         return samples
 
     def stop(self) -> None:
@@ -213,7 +211,6 @@ class LoadRun:
                 self._over.set()
 
     async def _drain(self) -> bool:
-        self.transport.abandon_waiting("not sent: no connection was free before the end")
         if self.recorder.in_flight and not self._stopped:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), self.load.drain_s)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import math
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
 from workbench.profiling.load import Load
-from workbench.profiling.measuring import Measured, MeasureOptions, Measurer, failed_point
+from workbench.profiling.measuring import Measured, Measurer, failed_point
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs
+from workbench.profiling.sweep_result import Progress, SweepResult, write_point
 from workbench.profiling.target import Configurable, directory_of
+from workbench.profiling.verdict import MeasureOptions
+from workbench.records.environment import capture_environment
 from workbench.records.runs import Run, RunStore, content_hash, point_key
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Grid = Mapping[str, Sequence[Any]]
 """Values by path, such as ``{"dynamic_batching.max_queue_delay_microseconds": [0, 500]}``; None removes the field."""
@@ -28,118 +32,19 @@ _OVERHEAD_S = 0.6  # what a point takes beside its load, before one has been mea
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a sweep is. ``point`` is the newest one, None at the start; ``eta_s`` is a guess at first."""
-
-    done: int
-    total: int
-    eta_s: float
-    point: Point | None = None
-
-    @property
-    def fraction(self) -> float:
-        """From 0 to 1."""
-        return self.done / self.total if self.total else 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class SweepOptions:
     """What a sweep may be told beside its grid.
 
-    ``keep_samples`` stores the stamps of every request, and the server's records, with each point.
+    ``keep_samples`` stores the stamps of every request, and the server's records, with each point. ``resume`` names a
+    run of the store to go on with: its valid points of the same model content, configuration as read back, inputs,
+    load, seed and device are taken as they are, the others are measured and added to it.
     """
 
     title: str = ""
     keep_samples: bool = False
+    resume: str = ""
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     clock: Clock = monotonic_ns
-
-
-@dataclass(frozen=True, slots=True)
-class SweepResult(Sequence[Point]):
-    """The points of a sweep in the order of measuring; failed ones are among them, with their ``error``.
-
-    ``stopped`` says that it was ended early, ``restored`` that the original configuration is applied again;
-    ``error`` what broke it off or kept it from being restored.
-    """
-
-    model: str
-    grid: Mapping[str, Sequence[Any]]
-    points: tuple[Point, ...]
-    total: int
-    stopped: bool = False
-    restored: bool = True
-    error: str = ""
-    run_id: str = ""
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    @overload
-    def __getitem__(self, index: int) -> Point: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Point]: ...
-    def __getitem__(self, index: int | slice) -> Point | Sequence[Point]:
-        return self.points[index]
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self.points)
-
-    def to_frame(self) -> pd.DataFrame:
-        """A tidy table, one row a point: the grid's values, the load, the figures, the verdict."""
-        import pandas as pd
-
-        return pd.DataFrame([point.row() for point in self.points])
-
-    def best(self, *, p99_ms: float | None = None, p50_ms: float | None = None) -> Point | None:
-        """The valid point with the highest throughput among those that meet the goal and lost no request.
-
-        None when no point does. Points that overlap within their intervals are too close to call: then the one with the
-        lower p99 is taken.
-        """
-        fitting = [
-            point
-            for point in self.points
-            if point.valid
-            and point.failed == 0
-            and (p99_ms is None or point.p99_ms <= p99_ms)
-            and (p50_ms is None or point.p50_ms <= p50_ms)
-        ]
-        if not fitting:
-            return None
-        top = max(fitting, key=lambda point: point.throughput)
-        floor = top.throughput_low if not math.isnan(top.throughput_low) else top.throughput
-        close = [point for point in fitting if point.throughput >= floor and point.throughput_high >= top.throughput]
-        return min([top, *close], key=lambda point: point.p99_ms)
-
-    def save(self, store: RunStore, *, title: str = "") -> str:
-        """Writes the points as a run of the store and gives its id."""
-        with store.create("sweep", model=self.model, title=title, grid=dict(self.grid)) as run:
-            for point in self.points:
-                _write(run, point, "")
-            run.finish(self.status)
-            return run.id
-
-    @property
-    def status(self) -> str:
-        """``done``, ``stopped`` or ``failed``."""
-        if self.error:
-            return "failed"
-        return "stopped" if self.stopped else "done"
-
-    def __repr__(self) -> str:
-        head = f"Sweep of {self.model}: {len(self.points)} of {self.total} points, {self.status}"
-        if self.error:
-            head += f" ({self.error})"
-        if not self.points:
-            return head
-        names = [*self.grid, "load"]
-        lines = [head, "  ".join(names) + "  infer/s  p50 ms  p99 ms  mean batch  verdict"]
-        for point in self.points:
-            values = [str(point.settings.get(path)) for path in self.grid] + [point.load.label]
-            figures = f"{point.throughput:.1f}  {point.p50_ms:.2f}  {point.p99_ms:.2f}  {point.mean_batch:.2f}"
-            lines.append("  ".join(values) + f"  {figures}  {point.verdict}")
-        return "\n".join(lines)
 
 
 def combinations(grid: Grid) -> list[dict[str, Any]]:
@@ -188,6 +93,8 @@ class Sweeper:
         self._stop = stop if stop is not None else threading.Event()
         self._options = options if options is not None else SweepOptions()
         self._began = 0
+        self._about: dict[str, Any] | None = None
+        self._known: dict[str, Point] = {}
         self.points: list[Point] = []
 
     @property
@@ -239,6 +146,8 @@ class Sweeper:
             for load in self._loads:
                 if self._stop.is_set():
                     return ""
+                if not refused and self._reuse(load, settings):
+                    continue
                 measured: Measured | None = None
                 if refused:
                     point = failed_point(self._model, load, settings, refused)
@@ -267,7 +176,7 @@ class Sweeper:
     def _keep(self, point: Point, run: Run | None, measured: Measured | None) -> None:
         self.points.append(point)
         if run is not None:
-            number = _write(run, point, self._key(point))
+            number = write_point(run, point, "" if point.error else self._key(point.load, point.config))
             if measured is not None and self._options.keep_samples:
                 samples = measured.samples
                 run.add_samples(
@@ -278,28 +187,57 @@ class Sweeper:
                     run.add_records(number, measured.records)
         self._tell(point)
 
-    def _key(self, point: Point) -> str:
-        directory = directory_of(self._target, self._model)
-        content = content_hash(directory) if directory is not None else ""
-        environment = point.environment
-        return point_key(
-            model=self._model,
-            content=content,
-            config=point.config,
-            settings=point.settings,
-            inputs=point.inputs,
-            load=point.load.to_json(),
-            device=environment.get("cpu_model", ""),
-        )
+    def _key(self, load: Load, config: Mapping[str, Any]) -> str:
+        """What makes a point the same as one measured before."""
+        if self._about is None:
+            directory = directory_of(self._target, self._model)
+            self._about = {
+                "model": self._model,
+                "content": content_hash(directory) if directory is not None else "",
+                "inputs": self._inputs,
+                "device": capture_environment()["cpu_model"],
+                "protocol": self._target.protocol,
+            }
+        return point_key(config=config, load=load.to_json(), **self._about)
+
+    def _reuse(self, load: Load, settings: Mapping[str, Any]) -> bool:
+        """Takes a point of the run that is resumed, if it has this one."""
+        if not self._known:
+            return False
+        try:
+            point = self._known.get(self._key(load, self._target.model_config(self._model)))
+        except WorkbenchError:
+            return False  # measuring it will say why
+        if point is None:
+            return False
+        self.points.append(replace(point, settings=dict(settings)))
+        self._tell(self.points[-1])
+        return True
 
     def _restore(self) -> str:
+        """Applies the original configuration; on a thread, so that another Ctrl-C does not keep it from that."""
         if not self._grid:
             return ""
-        try:
-            self._target.restore(self._model)
-        except Exception as error:
-            return f"the configuration could not be restored: {_text(error)}"
-        return ""
+        complaints: list[str] = []
+
+        def restore() -> None:
+            try:
+                self._target.restore(self._model)
+            except Exception as error:
+                complaints.append(f"the configuration could not be restored: {_text(error)}")
+            finally:
+                finished.set()
+
+        finished = threading.Event()
+        thread = threading.Thread(target=restore, name="restore")
+        with contextlib.suppress(KeyboardInterrupt):
+            thread.start()
+        if thread.ident is None:  # interrupted before it began
+            restore()
+        while not finished.is_set():
+            with contextlib.suppress(KeyboardInterrupt):
+                finished.wait()
+        return complaints[0] if complaints else ""
 
     def _tell(self, point: Point | None) -> None:
         if self._on_progress is None:
@@ -315,6 +253,14 @@ class Sweeper:
     def _open_run(self) -> Run | None:
         if self._store is None:
             return None
+        if self._options.resume:
+            run = self._store.open(self._options.resume, write=True)
+            for stored in run.points():
+                point = Point.from_json(stored)
+                if point.valid and stored["key"]:
+                    self._known[stored["key"]] = point
+            run.set_meta(status="running", pid=os.getpid(), total=self.total)
+            return run
         return self._store.create(
             "sweep",
             model=self._model,
@@ -329,10 +275,6 @@ class Sweeper:
 
 def _text(error: Exception) -> str:
     return error.message if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
-
-
-def _write(run: Run, point: Point, key: str) -> int:
-    return run.add_point(point.to_json(), row=point.row(), key=key, config=point.config or None)
 
 
 def sweep(

@@ -18,7 +18,8 @@ class Target(Protocol):
     """A server under measurement. A real Triton is measured by the same code as a server of the workbench.
 
     Besides these, a target may have ``model_metadata(model)``, ``model_directory(model) -> Path | None`` (for example
-    inputs) and ``pid`` (to read its CPU use); they are used where they are there.
+    inputs), ``pid`` (to read its CPU use) and ``loop_stalls() -> [(time_ns, ms)]`` (when its front end stood still);
+    they are used where they are there.
     """
 
     @property
@@ -148,6 +149,10 @@ class WorkbenchTarget(ServerTarget):
         """The number of the applied configuration."""
         return int(self.control.config(model)["epoch"])
 
+    def loop_stalls(self) -> list[tuple[int, float]]:
+        """When the server's event loop last stood still: end (ns of CLOCK_MONOTONIC) and length (ms)."""
+        return [(int(when), float(ms)) for when, ms in self.control.state().get("stalls", ())]
+
     def configure(self, model: str, edits: Sequence[Any]) -> Any:
         """Applies edits in memory."""
         if model not in self._originals:
@@ -186,6 +191,14 @@ def pid_of(target: Target) -> int | None:
     """The server's process, if the target knows one."""
     pid = getattr(target, "pid", None)
     return int(pid) if isinstance(pid, int) and pid > 0 else None
+
+
+def stalls_between(target: Target, window: tuple[int, int]) -> list[float]:
+    """Lengths (ms) of the front end's stalls in a window; empty where the target does not tell."""
+    tell = getattr(target, "loop_stalls", None)
+    if tell is None:
+        return []
+    return [float(ms) for when, ms in tell() if window[0] <= int(when) < window[1]]
 
 
 def try_statistics(target: Target, model: str) -> tuple[Mapping[str, Any] | None, str]:

@@ -61,14 +61,12 @@ def to_buffer(tensor: Tensor) -> Buffer:
     array = tensor.data
     if tensor.datatype == "BYTES":
         return encode_bytes(array)
+    if _LITTLE and array.nbytes < 4096 and array.dtype.byteorder != ">":
+        return array.tobytes()
     if not _LITTLE or array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    if array.size == 0:
-        return b""
-    if array.nbytes < 4096:
-        return array.tobytes()
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -88,16 +86,20 @@ def from_buffer(
 ) -> Tensor:
     """A tensor around the bytes of ``view``, which stay shared unless they are not aligned for the data type.
 
+    An unknown data type gives a tensor of data type ``<invalid>``, which no model accepts.
+
+
     Raises:
-        InvalidRequest: the bytes do not fit the shape (Triton's texts), or the data type is unknown.
+        InvalidRequest: the bytes do not fit the shape (Triton's texts).
     """
-    check_rank(name, shape)
+    if len(shape) > _MAX_NDIM:
+        check_rank(name, shape)
     if datatype == "BYTES":
         return Tensor(name, datatype, shape, decode_bytes(name, shape, view, model=model, request_id=request_id))
     row = datatypes.BY_WIRE.get(datatype)
     if row is None:
-        raise InvalidRequest(f"invalid datatype for input {name}")
-    expected = element_count(shape) * row.itemsize
+        return _of_no_type(name, shape)
+    expected = math.prod(shape) * row.itemsize
     if expected != view.nbytes:
         raise InvalidRequest(
             f"{request_prefix(request_id)}input byte size mismatch for input '{name}' for model '{model}'. "
@@ -105,7 +107,7 @@ def from_buffer(
         )
     if expected == 0:
         return Tensor(name, datatype, shape, empty_array(name, shape, row.numpy))
-    array: NDArray[Any] = np.frombuffer(view, dtype=np.uint8).view(row.numpy)
+    array: NDArray[Any] = np.frombuffer(view, dtype=row.numpy)
     if not _LITTLE:
         array = array.byteswap()
     if datatype == "BOOL":
@@ -113,6 +115,14 @@ def from_buffer(
     elif not array.flags.aligned:
         array = array.copy()
     return Tensor(name, datatype, shape, array.reshape(shape))
+
+
+def _of_no_type(name: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of an unknown data type: whoever knows the model's says what it expects (``<invalid>`` is Triton's)."""
+    try:
+        return Tensor(name, "<invalid>", shape, np.broadcast_to(np.uint8(0), shape))
+    except ValueError:
+        raise InvalidRequest(f"invalid datatype for input {name}") from None
 
 
 def decode_bytes(
@@ -144,8 +154,8 @@ def decode_bytes(
         offset += 4
         if length > size - offset:
             raise InvalidRequest(
-                f"{request_prefix(request_id)}incomplete string data for inference input '{name}' for model '{model}', "
-                f"expecting string of length {length} but only {size - offset} bytes available"
+                f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
+                f"{size - offset} bytes available"
             )
         items.append(data[offset : offset + length])
         offset += length

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 
 from workbench.errors import Code, InternalError, InvalidRequest, WorkbenchError, from_code
 from workbench.protocol import datatypes
-from workbench.protocol.binary import Buffer, bytes_array, element_count, empty_array, missing_strings, shape_text
+from workbench.protocol.binary import Buffer, bytes_array, empty_array, missing_strings, request_prefix, shape_text
 from workbench.protocol.tensors import as_bytes_array
 
 MAX_NESTING = 100
 """Triton's HTTP_MAX_JSON_NESTING_DEPTH."""
 
 _INT64_MAX = 2**63 - 1
+_NUMBERS = {int, float}
 _DEPTH_TEXT = f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING})"
 NOT_STRING = "attempt to access JSON non-string as string"
 NOT_BOOL = "attempt to access JSON non-boolean as boolean"
@@ -33,6 +35,9 @@ NOT_INT = "attempt to access JSON non-signed-integer as signed-integer"
 NOT_UINT = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 NOT_NUMBER = "attempt to access JSON non-number as double"
 NOT_ARRAY = "attempt to access JSON non-array as array"
+
+SHAPE_MISMATCH = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+"""Too many elements and, as the 2.51 binary has it, too few (later sources have another text for those)."""
 
 _TYPE_TEXTS = {"b": NOT_BOOL, "u": NOT_UINT, "i": NOT_INT, "f": NOT_NUMBER}
 
@@ -49,6 +54,8 @@ def loads(text: Buffer) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         first = error
+    if first.msg.endswith(" surrogate in string") or "infinity" in first.msg:  # RapidJSON refuses these, too
+        raise InternalError(f"failed to parse the request JSON buffer: {first.msg} at {first.pos}")
     try:
         return json.loads(bytes(text).decode("utf-8", "surrogateescape"))
     except RecursionError:
@@ -93,16 +100,24 @@ def _plain(value: Any) -> Any:
 # JSON -> array
 
 
-def array_from_json(
-    name: str, datatype: str, shape: tuple[int, ...], data: Any, *, model: str, request_id: str, max_size: int
-) -> NDArray[Any]:
-    """The array that a ``data`` field stands for; ``data`` is nested to any depth below 100, or flat, row-major.
+@dataclass(slots=True)
+class Source:
+    """What texts say of a tensor, and the largest size in bytes that it may have (``--http-max-input-size``)."""
 
-    ``max_size`` is the largest size of the tensor in bytes (``--http-max-input-size``).
+    name: str
+    datatype: str
+    model: str = ""
+    request_id: str = ""
+    max_size: int = 2**62
+
+
+def array_from_json(source: Source, shape: tuple[int, ...], data: Any) -> NDArray[Any]:
+    """The array that a ``data`` field stands for; ``data`` is nested to any depth below 100, or flat, row-major.
 
     Raises:
         WorkbenchError: Triton's text and code for what does not fit.
     """
+    name, datatype = source.name, source.datatype
     count = _checked_count(name, shape)
     row = datatypes.BY_WIRE.get(datatype)
     if count == 0:
@@ -110,20 +125,18 @@ def array_from_json(
     if type(data) is not list:
         raise InternalError(f"Unable to parse 'data': {NOT_ARRAY}")
     if datatype == "BYTES":
-        return _bytes_from_json(name, shape, data, (count, max_size), model=model, request_id=request_id)
+        return _bytes_from_json(source, shape, data, count)
     if row is None:
         raise InvalidRequest(f"invalid datatype for input {name}")
-    _check_size(name, count, count * row.itemsize, row.itemsize, max_size)
+    _check_size(name, count, row.itemsize, source.max_size)
     if datatype in ("FP16", "BF16"):
         raise InvalidRequest(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
     flat = _flatten(data, "Unable to parse 'data': ")
     _check_types(flat, row.numpy.kind, count)
-    if len(flat) > count:
-        raise InternalError("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    if len(flat) < count:
-        raise InternalError("Failed to parse 'data' field: shape does not match true shape")
+    if len(flat) != count:
+        raise InternalError(SHAPE_MISMATCH)
     return _numbers(name, flat, row).reshape(shape)
 
 
@@ -147,37 +160,36 @@ def _numbers(name: str, flat: list[Any], row: datatypes.Datatype) -> NDArray[Any
 
 def _checked_count(name: str, shape: tuple[int, ...]) -> int:
     """Triton's GetElementCount with its errors; dimensions arrive as unsigned 64-bit integers."""
+    count = math.prod(shape)
+    if count <= _INT64_MAX and (count or max(shape) <= _INT64_MAX):
+        return count
     signed = tuple(dim - 2**64 if dim > _INT64_MAX else dim for dim in shape)
-    count = 1
     for dim in signed:
         if dim < 0:
             raise InvalidRequest(
                 f"invalid shape for input '{name}': shape {shape_text(signed)} contains one or more invalid dimensions"
             )
         if dim == 0:
-            break
-    if 0 in signed:
-        return 0
-    count = element_count(signed)
-    if count > _INT64_MAX:
-        raise InvalidRequest(
-            f"invalid shape for input '{name}': shape {shape_text(signed)} causes total element count to exceed "
-            f"maximum size of {_INT64_MAX}"
-        )
-    return count
+            return 0
+    raise InvalidRequest(
+        f"invalid shape for input '{name}': shape {shape_text(signed)} causes total element count to exceed "
+        f"maximum size of {_INT64_MAX}"
+    )
 
 
-def _check_size(name: str, count: int, size: int, itemsize: int, max_size: int) -> None:
+def _check_size(name: str, count: int, itemsize: int, max_size: int) -> None:
+    size = count * itemsize
+    if size <= max_size:
+        return
     if size > _INT64_MAX:
         raise InvalidRequest(
             f"byte size overflow for input '{name}': element count ({count}) * data type size ({itemsize}) exceeds "
             f"maximum allowed size ({_INT64_MAX})"
         )
-    if size > max_size:
-        raise InvalidRequest(
-            f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum allowed value of {max_size} "
-            "bytes. Use --http-max-input-size to increase the limit."
-        )
+    raise InvalidRequest(
+        f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum allowed value of {max_size} "
+        "bytes. Use --http-max-input-size to increase the limit."
+    )
 
 
 def _flatten(data: list[Any], prefix: str) -> list[Any]:
@@ -199,7 +211,9 @@ def _flatten(data: list[Any], prefix: str) -> list[Any]:
 def _check_types(flat: list[Any], kind: str, count: int) -> None:
     kinds = set(map(type, flat))
     if kind == "f":
-        good = kinds <= {int, float}
+        if kinds <= _NUMBERS:
+            return
+        good = False
     elif kind == "b":
         good = kinds <= {bool}
     else:
@@ -228,23 +242,20 @@ def _is_kind(value: Any, kind: str) -> bool:
     return low <= value <= high
 
 
-def _bytes_from_json(
-    name: str, shape: tuple[int, ...], data: list[Any], limits: tuple[int, int], *, model: str, request_id: str
-) -> NDArray[Any]:
-    count, max_size = limits
+def _bytes_from_json(source: Source, shape: tuple[int, ...], data: list[Any], count: int) -> NDArray[Any]:
     flat = _flatten(data, "")
     if not set(map(type, flat)) <= {str}:
         raise InternalError(f"Unable to parse JSON bytes array: {NOT_STRING}")
     items = [encode_text(text) for text in flat]
-    _check_size(name, count, sum(map(len, items)) + 4 * len(items), 4, max_size)
+    _check_size(source.name, sum(map(len, items)) + 4 * len(items), 1, source.max_size)
     if len(items) > count:
         raise InvalidRequest(
-            f"[request id: {request_id or '<id_unknown>'}] unexpected number of string elements {count + 1} for "
-            f"inference input '{name}' for model '{model}', expecting {count}"
+            f"{request_prefix(source.request_id)}unexpected number of string elements {count + 1} for inference input "
+            f"'{source.name}' for model '{source.model}', expecting {count}"
         )
     if len(items) < count:
-        raise missing_strings(name, count, len(items), model=model, request_id=request_id)
-    return bytes_array(items, shape, name)
+        raise missing_strings(source.name, count, len(items), model=source.model, request_id=source.request_id)
+    return bytes_array(items, shape, source.name)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

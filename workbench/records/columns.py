@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,7 +113,8 @@ class _Table:
         keep = (cursors > after) & (cursors <= last)
         keep[:torn] = False
         ints = ints[keep]
-        texts = [row for row, kept in zip(texts, keep.tolist(), strict=True) if kept]
+        if len(ints) < len(texts):
+            texts = list(compress(texts, keep.tolist()))
         by_name: Columns = {name: ints[:, index + 1].copy() for index, name in enumerate(self.int_names)}
         by_name.update(_text_columns(self.str_names, texts))
         return {name: by_name[name] for name in self.columns}
@@ -137,16 +138,20 @@ class _Table:
 
 
 def _text_columns(names: Sequence[str], rows: list[tuple[Any, ...]]) -> Columns:
+    if not rows:
+        return {name: np.empty(0, dtype=np.object_) for name in names}
     out: Columns = {}
-    for index, name in enumerate(names):
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
         array = np.empty(len(rows), dtype=np.object_)
-        array[:] = [value if type(value) is str else _as_text(value) for value in (row[index] for row in rows)]
+        array[:] = values if set(map(type, values)) == {str} else _as_texts(values)
         out[name] = array
     return out
 
 
-def _as_text(value: object) -> str:
-    return "" if value is None else str(value)
+def _as_texts(values: Sequence[Any]) -> list[str]:
+    """Texts of values that are few and often the same (shape keys)."""
+    known = {value: "" if value is None else str(value) for value in set(values)}
+    return [known[value] for value in values]
 
 
 class RecordRing:
@@ -274,9 +279,12 @@ def encode_columns(columns: RecordColumns) -> tuple[bytes, list[bytes]]:
 
 
 def _codes(array: NDArray[Any]) -> tuple[NDArray[np.int32], list[str]]:
-    index: dict[str, int] = {}
-    codes = np.fromiter((index.setdefault(value, len(index)) for value in array), dtype=np.int32, count=len(array))
-    return codes, list(index)
+    values: list[str] = array.tolist()
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) == 1:
+        return np.zeros(len(values), dtype=np.int32), distinct
+    index = {value: code for code, value in enumerate(distinct)}
+    return np.fromiter(map(index.__getitem__, values), dtype=np.int32, count=len(values)), distinct
 
 
 def decode_columns(header: bytes, body: bytes | memoryview | Sequence[bytes]) -> RecordColumns:

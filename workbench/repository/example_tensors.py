@@ -37,7 +37,7 @@ class InputTensor:
 
 def integer_limits(spec: InputTensor) -> np.iinfo[Any]:
     """The smallest and largest value of an integer input."""
-    return np.iinfo(spec.datatype.numpy)  # type: ignore[type-var]
+    return np.iinfo(spec.datatype.numpy)
 
 
 def parse_tensor(folder: Path, place: str, value: Any, spec: InputTensor, fail: Fail) -> NDArray[Any]:

@@ -97,7 +97,8 @@ def find_model(repositories: Sequence[Path], name: str) -> Path:
 def find_versions(directory: Path) -> tuple[dict[int, Path], list[str]]:
     """The version directories of a model and warnings about those that are ignored.
 
-    A name counts when C++ ``stoll`` reads a number from its start; leading zeros are ignored with a warning (7.2).
+    A name counts when C++ ``stoll`` reads a number from its start, as in Triton, whatever follows; names with leading
+    zeros are ignored with a warning (7.2).
     """
     versions: dict[int, Path] = {}
     warnings: list[str] = []
@@ -113,10 +114,13 @@ def find_versions(directory: Path) -> tuple[dict[int, Path], list[str]]:
             )
             continue
         number = int(match.group(1))
-        if number > 0 and str(number) == path.name:
-            versions[number] = path
-        else:
+        if number <= 0:
             warnings.append(f"ignore version directory '{path.name}' which is not a positive whole number")
+            continue
+        if str(number) != path.name:
+            # Triton takes "2_old" for version 2 and then looks into a directory "2": the load fails where there is none
+            warnings.append(f"version directory '{path.name}' counts as version {number}; rename it if it is none")
+        versions[number] = directory / str(number)
     return versions, warnings
 
 

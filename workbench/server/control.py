@@ -119,20 +119,32 @@ class ControlPlane:
         elif verb == "revert":
             self.api.run(exchange, engine.revert_async(model), lambda r: r.to_json())
         elif verb == "load":
-            config = body.get("config")
-            if config is not None and not isinstance(config, str):
-                config = js.dumps(config).decode()
-            self.api.run(exchange, engine.load_async(model, config=config), lambda _: {"model": model})
+            config, files = self._load_parameters(body)
+            self.api.run(exchange, engine.load_async(model, config=config, files=files), lambda _: {"model": model})
         else:
             dependents = _flag(body, "unload_dependents")
             self.api.run(exchange, engine.unload_async(model, unload_dependents=dependents), lambda _: {"model": model})
 
+    def _load_parameters(self, body: dict[str, Any]) -> tuple[str | None, dict[str, bytes] | None]:
+        """As Triton's repository API has them, under ``parameters``; or ``config`` in the body, as text or as it is."""
+        assert self.api is not None
+        if "parameters" in body:
+            return self.api.load_parameters(body["parameters"])
+        config = body.get("config")
+        return (config if config is None or isinstance(config, str) else js.dumps(config).decode()), None
+
     def _records(self, exchange: Exchange) -> None:
         from workbench.records import encode_columns
 
-        columns = self.engine.records.read(_after(exchange))
-        head, buffers = encode_columns(columns)
-        exchange.respond(200, [head, *buffers], "application/octet-stream", ((HEADER_LENGTH, str(len(head))),))
+        after, records = _after(exchange), self.engine.records
+
+        def send(encoded: tuple[bytes, list[bytes]]) -> None:
+            head, buffers = encoded
+            exchange.respond(200, [head, *buffers], "application/octet-stream", ((HEADER_LENGTH, str(len(head))),))
+
+        # tens of thousands of rows take long enough to be felt by requests
+        assert self.api is not None
+        self.api.infer.off_loop(exchange, lambda: encode_columns(records.read(after)), send)
 
     def _events(self, exchange: Exchange) -> None:
         after, log = _after(exchange), self.engine.events
@@ -174,6 +186,7 @@ class _EventStream:
             return
         self._unsubscribe: Callable[[], None] = log.subscribe(self._wake)
         stream.on_close = self._close
+        stream.endless = True
         stream.write(b": events\n\n")
         self._send()
         self._tick()

@@ -33,6 +33,7 @@ T = TypeVar("T")
 OFF_LOOP_BYTES = 1024 * 1024
 """Bodies of JSON above this are read and written on a thread (DESIGN 3)."""
 
+_PACKED_ON_LOOP = 16 * 1024  # a kilobyte can unpack to a megabyte
 _COMPRESS_FROM = 1024
 _COMPRESS_ON_LOOP = 128 * 1024
 _OFF_LOOP_ELEMENTS = 64 * 1024
@@ -49,19 +50,19 @@ class InferEndpoint:
         self.max_input_size = max_input_size
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="workbench-json")
         # Asking the engine copies a message; what it said holds until it tells of a change.
-        self._configs: dict[tuple[str, int], Any] = {}
+        self._known: dict[tuple[str, int], tuple[Any, DecodeOptions]] = {}
         self._unsubscribe = engine.events.subscribe(self._forget)
 
     def _forget(self, event: Event) -> None:
         if event.kind != "log":
-            self._configs.clear()
+            self._known.clear()
 
-    def _config(self, model: str, version: int) -> Any:
+    def _look_up(self, model: str, version: int) -> tuple[Any, DecodeOptions]:
         config = self.engine.model_config(model, version)
         if config.model_transaction_policy.decoupled:
             raise Unsupported(DECOUPLED)
-        self._configs[(model, version)] = config
-        return config
+        known = self._known[(model, version)] = config, DecodeOptions(model, version, "", self.max_input_size)
+        return known
 
     def close(self) -> None:
         """Ends the threads."""
@@ -74,21 +75,36 @@ class InferEndpoint:
         Raises:
             WorkbenchError: the request is refused.
         """
-        config = self._configs.get((model, version)) or self._config(model, version)
-        options = DecodeOptions(model, version, exchange.client, self.max_input_size)
+        known = self._known.get((model, version)) or self._look_up(model, version)
+        headers, body = exchange.headers, exchange.body
+        length = headers.get(b"inference-header-content-length")
+        size = len(body)  # of bytes: memoryviews here are of bytes, too
+        number = size if length is None else int(length) if length.isdigit() and len(length) < 10 else 0
+        if (
+            0 < number <= size
+            and number <= OFF_LOOP_BYTES
+            and b"content-encoding" not in headers
+            and (size <= OFF_LOOP_BYTES or not _holds_strings(body, number))
+        ):
+            request = decode_request(body, None if length is None else number, known[1])
+            request.client = exchange.client
+            exchange.body = b""
+            ticket = self.engine.submit(request, _Call(self, exchange, request, known[0]))
+            if not exchange.answered:
+                exchange.on_gone = ticket.cancel
+        else:
+            self._handle_unusual(exchange, *known)
+
+    def _handle_unusual(self, exchange: Exchange, config: Any, options: DecodeOptions) -> None:
+        """Compressed, raw, large and wrong requests."""
         headers = exchange.headers
         encoding = headers.get(b"content-encoding", b"").decode("latin-1")
         if encoding not in ("", "identity", "gzip", "deflate"):
-            exchange.respond(
-                501,
-                b'{"error":"Unsupported compression type"}',
-                "application/json",
-                (("Accept-Encoding", "gzip, deflate"),),
-            )
+            body = b'{"error":"Unsupported compression type"}'
+            exchange.respond(501, body, "application/json", (("Accept-Encoding", "gzip, deflate"),))
             return
         packed = encoding in ("gzip", "deflate")
         length = headers.get(b"inference-header-content-length")
-        size = len(exchange.body) if not isinstance(exchange.body, memoryview) else exchange.body.nbytes
 
         def read() -> DecodedRequest:
             body = decompress(exchange.body, self.max_input_size) if packed else exchange.body
@@ -97,10 +113,16 @@ class InferEndpoint:
                 return raw_request(body, config, options)
             return decode_request(body, json_length, options)
 
-        if size > OFF_LOOP_BYTES and (packed or length is None or _number(length) > OFF_LOOP_BYTES):
-            self.off_loop(exchange, read, lambda request: self._submit(exchange, request, config))
+        def submit(request: DecodedRequest) -> None:
+            if exchange.gone:
+                return
+            request.client = exchange.client
+            self._submit(exchange, request, config)
+
+        if len(exchange.body) > (_PACKED_ON_LOOP if packed else OFF_LOOP_BYTES):
+            self.off_loop(exchange, read, submit)
         else:
-            self._submit(exchange, read(), config)
+            submit(read())
 
     def off_loop(self, exchange: Exchange, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Does ``work`` on a thread and ``then`` with its result on the loop; what either raises is the answer."""
@@ -119,8 +141,8 @@ class InferEndpoint:
         self.threads.submit(work).add_done_callback(done)
 
     def _submit(self, exchange: Exchange, request: DecodedRequest, config: Any) -> None:
-        call = _Call(self, exchange, request, config)
-        ticket = self.engine.submit(request, call)
+        exchange.body = b""
+        ticket = self.engine.submit(request, _Call(self, exchange, request, config))
         if not exchange.answered:
             exchange.on_gone = ticket.cancel
 
@@ -135,7 +157,6 @@ class _Call:
         self._exchange = exchange
         self._request = request
         self._config = config
-        exchange.body = b""
 
     def __call__(self, response: InferenceResponse) -> None:
         exchange = self._exchange
@@ -152,16 +173,19 @@ class _Call:
         try:
             if self._is_long(response):
                 self._endpoint.off_loop(exchange, lambda: self._encode(response, packing), self._send)
-            else:
+            elif packing:
                 self._send(self._encode(response, packing))
+            else:
+                headers, buffers = encode_response(response, self._request, self._classify)
+                self._reply(headers, buffers)
         except Exception as error:  # an answer that cannot be written is an error to the client, not to the loop
             exchange.fail(error)
 
     def _is_long(self, response: InferenceResponse) -> bool:
-        total = 0
         for tensor in response.outputs:
-            total += tensor.data.size
-        return total > _OFF_LOOP_ELEMENTS and not self._all_binary(response)
+            if tensor.data.size > _OFF_LOOP_ELEMENTS:
+                return not self._all_binary(response)
+        return False
 
     def _all_binary(self, response: InferenceResponse) -> bool:
         request = self._request
@@ -202,8 +226,9 @@ class _Call:
         self._exchange.respond(200, buffers, kind, tuple(headers.items()))
 
 
-def _number(value: bytes) -> int:
-    return int(value) if value.isdigit() and len(value) < 12 else 0
+def _holds_strings(body: Buffer, json_length: int) -> bool:
+    """Whether a request has BYTES among its tensors: reading those takes a step per element."""
+    return b'"BYTES"' in bytes(body[:json_length])
 
 
 def header_length(value: bytes, body: Buffer) -> int:

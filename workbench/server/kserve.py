@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 import re
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from urllib.parse import unquote
 from workbench.errors import InternalError, InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
 from workbench.protocol import json_data as js
 from workbench.protocol.http_codec import SHARED_MEMORY_DISABLED, json_too_large
+from workbench.server.generate import GenerateEndpoint
 from workbench.server.guard import HostGuard
 from workbench.server.http import JSON, Exchange
 from workbench.server.infer import InferEndpoint
@@ -26,6 +28,8 @@ from workbench.server.settings import LogSettings, TraceSettings
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
     from workbench.server.control import ControlPlane
+
+LOG = logging.getLogger("workbench.server")
 
 Handler = Callable[[Exchange], None]
 
@@ -55,6 +59,7 @@ class KServeApi:
         self.logging = LogSettings(options.log_verbose)
         self.tracing = TraceSettings()
         self.infer = InferEndpoint(engine, options.max_input_size)
+        self.generate = GenerateEndpoint(engine, options.max_input_size)
         self.exiting = False
         self._guard = HostGuard(options.http_address, options.allowed_hosts)
         self._routes: dict[bytes, Handler] = {}
@@ -80,6 +85,8 @@ class KServeApi:
 
     def handle(self, exchange: Exchange) -> None:
         """Answers a request."""
+        if self.logging.verbose:
+            LOG.debug("HTTP request: %s %s", exchange.method.decode(), exchange.path.decode("latin-1"))
         handler = self._routes.get(exchange.path)
         if handler is None:
             handler = self._route(exchange.path)
@@ -134,7 +141,12 @@ class KServeApi:
                 infer(exchange, model, version) if exchange.method == b"POST" else exchange.error(405, NOT_ALLOWED)
             )
         if kind in ("generate", "generate_stream"):
-            return lambda exchange: exchange.error(501, f"'{kind}' is not offered by this server yet")
+            generate, streaming = self.generate.handle, kind == "generate_stream"
+            return lambda exchange: (
+                generate(exchange, model, version, streaming=streaming)
+                if exchange.method == b"POST"
+                else exchange.error(405, NOT_ALLOWED)
+            )
         call = {
             "ready": self._model_ready,
             "config": self._model_config,
@@ -208,7 +220,7 @@ class KServeApi:
         request = js.loads(exchange.body) if exchange.body else {}
         parameters = request.get("parameters", {}) if isinstance(request, dict) else {}
         if action == "load":
-            config, files = self._load_parameters(parameters)
+            config, files = self.load_parameters(parameters)
             self._check_control_mode()
             self.run(exchange, self.engine.load_async(model, config=config, files=files))
             return
@@ -222,7 +234,12 @@ class KServeApi:
         if self.engine.options.control_mode != "explicit":
             raise NotReady(NOT_EXPLICIT)
 
-    def _load_parameters(self, parameters: Any) -> tuple[str | None, dict[str, bytes] | None]:
+    def load_parameters(self, parameters: Any) -> tuple[str | None, dict[str, bytes] | None]:
+        """The configuration and the files that a load brings along.
+
+        Raises:
+            WorkbenchError: with Triton's texts.
+        """
         if not isinstance(parameters, dict):
             raise InternalError("attempt to get members for non-object")
         config: str | None = None

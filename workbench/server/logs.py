@@ -51,6 +51,6 @@ def start_logging(settings: LogSettings, stream: TextIO) -> logging.Handler:
 
 
 def log_event(event: Event) -> None:
-    """Writes an event of the engine to the log."""
+    """Writes an event of the engine to the log, as from whoever appended it (two calls up)."""
     logger = logging.getLogger(f"workbench.{event.kind}")
-    logger.log(_LEVELS.get(event.level, logging.INFO), "%s", event.text)
+    logger.log(_LEVELS.get(event.level, logging.INFO), "%s", event.text, stacklevel=3)

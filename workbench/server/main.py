@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("workbench.server")
 _ORPHAN_EXIT_S = 5.0
+_LOADING_EXIT_S = 1.0
 _OVERTIME_S = 15.0
 
 
@@ -127,6 +128,7 @@ class _Stop:
     def __init__(self, owner_fd: int) -> None:
         self.orphaned = False
         self._event = threading.Event()
+        self._waiting = threading.Event()
         self._previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -139,6 +141,8 @@ class _Stop:
         for each in self._previous:
             signal.signal(each, signal.SIG_DFL)
         self._event.set()
+        if not self._waiting.is_set():
+            threading.Thread(target=self._give_up, name="workbench-stop", daemon=True).start()
 
     def _watch(self, fd: int) -> None:
         try:
@@ -148,6 +152,12 @@ class _Stop:
             LOG.warning("--owner-fd %d cannot be read: the server stops", fd)
         self.orphaned = True
         self._event.set()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Ends the process when models still load, which may take minutes or for ever: nobody waits for them now."""
+        if not self._waiting.wait(_LOADING_EXIT_S):
+            os._exit(1)
 
     def request(self) -> None:
         """Someone asks the server to stop."""
@@ -155,6 +165,7 @@ class _Stop:
 
     def wait(self) -> None:
         """Until there is a reason to stop."""
+        self._waiting.set()
         self._event.wait()
 
     def __enter__(self) -> _Stop:

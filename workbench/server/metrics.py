@@ -81,10 +81,24 @@ class MetricsApi:
         elif exchange.path != b"/metrics":
             exchange.error(404, "Not Found")
         else:
-            now = exchange.loop.time()
-            if self._devices is None or now - self._sampled >= self._interval_s:
-                self._devices, self._sampled = telemetry.sample(), now
-            exchange.respond(200, exposition(self._engine, self._devices).encode(), CONTENT_TYPE)
+            self._answer(exchange)
+
+    def _answer(self, exchange: Exchange) -> None:
+        now, devices = exchange.loop.time(), self._devices
+        if devices is None or now - self._sampled >= self._interval_s:
+            # asking a GPU's driver takes milliseconds that the loop must not spend
+            self._sampled = now
+            sampling = exchange.loop.run_in_executor(None, telemetry.sample)
+            sampling.add_done_callback(lambda done: self._finish(exchange, done.result()))
+        else:
+            self._finish(exchange, devices)
+
+    def _finish(self, exchange: Exchange, devices: telemetry.DeviceSample) -> None:
+        self._devices = devices
+        try:
+            exchange.respond(200, exposition(self._engine, devices).encode(), CONTENT_TYPE)
+        except Exception as error:  # the answer, whatever it is
+            exchange.fail(error)
 
 
 def exposition(engine: InferenceEngine, devices: telemetry.DeviceSample) -> str:

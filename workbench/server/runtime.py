@@ -105,11 +105,23 @@ def read(name: str) -> ServerInfo:
 
 
 def _find(path: Path) -> ServerInfo | None:
-    info = _load(path)
+    try:
+        seen = _mark(path)
+        text = path.read_text()
+    except OSError:
+        return None  # not there; a file that appears from now on is another's
+    info = _parse(text)
     if info is not None and _alive(info):
         return info
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        if _mark(path) == seen:  # and not of a server that has started meanwhile
+            path.unlink()
     return None
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def list_servers() -> list[ServerInfo]:
@@ -140,8 +152,15 @@ def free_name(wanted: str) -> str:
 
 def _load(path: Path) -> ServerInfo | None:
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return _parse(path.read_text())
+    except OSError:
+        return None
+
+
+def _parse(text: str) -> ServerInfo | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
         return None
     if not isinstance(value, dict) or not ServerInfo.__required_keys__ <= value.keys():
         return None

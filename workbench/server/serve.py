@@ -9,15 +9,15 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from workbench import __version__
+from workbench import __version__, telemetry
 from workbench.clock import utc_now_iso
 from workbench.errors import NotReady
-from workbench.server import runtime
 from workbench.server.control import ControlPlane
 from workbench.server.http import HttpServer
 from workbench.server.kserve import KServeApi
 from workbench.server.metrics import MetricsApi
 from workbench.server.options import ServerOptions
+from workbench.server.runtime import ServerInfo, process_created, remove, write
 
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
@@ -62,13 +62,14 @@ class RunningServer:
         Raises:
             NotReady: a port cannot be had.
         """
+        telemetry.sample()  # finds the GPU library, and begins the span that the first shares are over
         try:
             self._call(self._listen(), _LISTEN_TIMEOUT_S)
         except BaseException:
             self.close(0.0)
             raise
         if self.options.runtime_file:
-            runtime.write(self.info())
+            write(self.info())
 
     async def _listen(self) -> None:
         options, loop = self.options, self.engine.loop
@@ -85,9 +86,9 @@ class RunningServer:
             self.metrics_url = _url(options.metrics_address, metrics.port) + "/metrics"
             LOG.info("Started Metrics Service at %s:%d", options.metrics_address, metrics.port)
 
-    def info(self) -> runtime.ServerInfo:
+    def info(self) -> ServerInfo:
         """What the runtime file says."""
-        return runtime.ServerInfo(
+        return ServerInfo(
             name=self.name,
             pid=os.getpid(),
             http=self.http_url,
@@ -98,7 +99,7 @@ class RunningServer:
             detached=self.options.detached,
             version=__version__,
             control_mode=self.engine.options.control_mode,
-            created=runtime.process_created(os.getpid()),
+            created=process_created(os.getpid()),
         )
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -113,7 +114,7 @@ class RunningServer:
             self._closed = True
         limit = self.options.exit_timeout_s if timeout_s is None else timeout_s
         if self.options.runtime_file:
-            runtime.remove(self.name, os.getpid())
+            remove(self.name, os.getpid())
         clean = True
         if not self.engine.loop.is_closed():
             clean = self._call(self._close(limit), limit + 10.0)

@@ -16,7 +16,7 @@ _UINT32_MAX = 2**32 - 1
 
 
 class LogSettings:
-    """What is logged. Changes take effect on the logger ``workbench`` at once."""
+    """What is logged; changes take effect at once. ``verbose`` is the verbosity, 0 for none."""
 
     def __init__(self, verbose: int = 0, *, info: bool = True, warning: bool = True, error: bool = True) -> None:
         self._values: dict[str, Any] = {
@@ -27,15 +27,11 @@ class LogSettings:
             "log_verbose_level": verbose,
             "log_format": "default",
         }
+        self.verbose = verbose
 
     def current(self) -> dict[str, Any]:
         """The settings now."""
         return dict(self._values)
-
-    @property
-    def verbose(self) -> int:
-        """The verbosity, 0 for none."""
-        return int(self._values["log_verbose_level"])
 
     def allows(self, level: int) -> bool:
         """Whether a record of this ``logging`` level is to be written."""
@@ -67,7 +63,7 @@ class LogSettings:
         if level is not None:
             if type(level) is not int or not 0 <= level < 2**64:
                 raise InternalError(NOT_UINT)
-            self._values["log_verbose_level"] = level
+            self._values["log_verbose_level"] = self.verbose = level
         form = request.get("log_format")
         if form is not None:
             if not isinstance(form, str):

@@ -11,6 +11,8 @@ from workbench.config import Edit
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.records import Event, RecordColumns
+from workbench.session.hints import explain, explained
 from workbench.session.opening import PathLike, repositories
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
@@ -71,14 +73,24 @@ class Engine(Server):
         """The model repositories that it serves."""
         return self._paths
 
+    def is_live(self) -> bool:
+        """Whether the engine runs."""
+        return self.engine.is_live()
+
+    def is_model_ready(self, model: str) -> bool:
+        """Whether a model takes inferences."""
+        return self.engine.is_model_ready(model)
+
     def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Triton's repository index."""
         return self.engine.repository_index(ready=ready)
 
+    @explained
     def model_metadata(self, model: str) -> dict[str, Any]:
         """Triton's model metadata."""
         return self.engine.model_metadata(model)
 
+    @explained
     def model_config(self, model: str) -> dict[str, Any]:
         """The completed configuration as Triton's JSON."""
         from workbench.config import to_json
@@ -87,12 +99,18 @@ class Engine(Server):
 
     def statistics(self, model: str = "") -> Statistics:
         """Triton's statistics of one model or of all."""
-        return Statistics(self.engine.statistics(model))
+        try:
+            return Statistics(self.engine.statistics(model))
+        except WorkbenchError as error:
+            explain(self, model, error)
+            raise
 
+    @explained
     def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads or reloads a model."""
         self.engine.load(model, config=config_json(config))
 
+    @explained
     def unload(self, model: str) -> None:
         """Unloads a model."""
         self.engine.unload(model)
@@ -118,6 +136,7 @@ class Engine(Server):
 
         self.engine.loop.call_soon_threadsafe(hand_over)
 
+    @explained
     def config(self, model: str) -> ConfigView:
         """Applied text, saved text, completed JSON, epoch."""
         state = self.engine.config_state(model)
@@ -131,26 +150,27 @@ class Engine(Server):
         )
 
     def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
-        return ConfigureResult.from_json(self.engine.configure(model, list(edits), dry_run=dry_run).to_json())
+        return self.engine.configure(model, edits, dry_run=dry_run)
 
+    @explained
     def save(self, model: str) -> SaveResult:
         """Writes the applied configuration to config.pbtxt."""
-        saved = self.engine.save(model)
-        return SaveResult(model=model, path=str(saved.path), diff=saved.diff)
+        return self.engine.save(model)
 
+    @explained
     def revert(self, model: str) -> ConfigureResult:
         """Applies the configuration as the file has it."""
-        return ConfigureResult.from_json(self.engine.revert(model).to_json())
+        return self.engine.revert(model)
 
-    def record_columns(self, after: int = -1) -> Any:
+    def record_columns(self, after: int = -1) -> RecordColumns:
         """Records after a sequence number, as columns."""
         return self.engine.records.read(after)
 
-    def events(self, after: int = -1) -> list[Any]:
+    def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self.engine.events.after(after)
 
-    def devices(self) -> Any:
+    def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of this machine."""
         from workbench.telemetry import sample
 
@@ -158,7 +178,7 @@ class Engine(Server):
 
     def close(self) -> None:
         """Stops the engine; running requests are finished first."""
-        self._stop_session()
         if not self._closed:
             self._closed = True
+            self._stop_session()
             self.engine.stop()

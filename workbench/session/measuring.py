@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import ConfigDocument, edits_between
-from workbench.errors import InvalidRequest, Unsupported
+from workbench.errors import InvalidRequest, NotFound, Unsupported
 from workbench.export import ExportResult, ModelToExport, export_repository
 from workbench.profiling import Load, Measurer, Point, Progress, SweepJob, SweepOptions, SweepResult
 from workbench.profiling import sweep as run_sweep
@@ -18,6 +18,8 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment
 from workbench.records.runs import RunStore
+from workbench.session.remote import TritonServer
+from workbench.session.results import ConfigView
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
@@ -30,7 +32,7 @@ class SessionTarget:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._originals: dict[str, ConfigDocument] = {}
+        self._originals: dict[str, ConfigView] = {}
 
     @property
     def url(self) -> str:
@@ -69,8 +71,11 @@ class SessionTarget:
         """Records after a cursor; None where the server keeps none."""
         if self._server.kind == "remote":
             return None
-        columns: RecordColumns = self._server.record_columns(after)
-        return columns
+        return self._server.record_columns(after)
+
+    def loop_stalls(self) -> list[tuple[int, float]]:
+        """When (ns) the server's event loop stood still lately, and for how many ms; empty where it does not tell."""
+        return [(int(when), float(length)) for when, length in self._server.state().get("stalls", ())]
 
     def epoch(self, model: str) -> int | None:
         """The number of the applied configuration."""
@@ -79,21 +84,40 @@ class SessionTarget:
     def configure(self, model: str, edits: Sequence[Any]) -> Any:
         """Applies edits in memory."""
         if model not in self._originals:
-            self._originals[model] = ConfigDocument.parse(self._server.config(model).text.encode())
+            self._originals[model] = self._server.config(model)
         return self._server.configure(model, *edits)
 
     def restore(self, model: str) -> None:
-        """Applies the configuration that was there before the first ``configure``."""
-        original = self._originals.pop(model, None)
+        """Applies the configuration that was there before the first ``configure``, to the byte where that is possible.
+
+        If that fails, it can be tried again.
+        """
+        original = self._originals.get(model)
         if original is None:
             return
-        if self._server.kind == "remote":
-            self._server.revert(model)
+        if isinstance(self._server, TritonServer):
+            self._server.put_back(model, original.effective)
+        else:
+            self._put_back_text(model, original)
+        del self._originals[model]
+
+    def _put_back_text(self, model: str, original: ConfigView) -> None:
+        now = self._server.config(model)
+        if now.text == original.text:
             return
-        now = ConfigDocument.parse(self._server.config(model).text.encode())
-        edits = edits_between(now.message, original.message)
+        if self._file_holds(model, original.text):
+            self._server.revert(model)  # comments and all
+            now = self._server.config(model)
+        edits = edits_between(*(ConfigDocument.parse(view.text.encode()).message for view in (now, original)))
         if edits:
             self._server.configure(model, *edits)
+
+    def _file_holds(self, model: str, text: str) -> bool:
+        directory = self._server.model_directory(model)
+        try:
+            return directory is not None and (directory / "config.pbtxt").read_bytes() == text.encode()
+        except OSError:
+            return False
 
     def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
         """Hands a request to an engine in this kernel, from any thread."""
@@ -101,7 +125,8 @@ class SessionTarget:
 
         if not isinstance(self._server, Engine):
             raise Unsupported("only an engine in this kernel takes requests without a socket")
-        return self._server.submit(request, on_response)
+        self._server.submit(request, on_response)
+        return None
 
 
 def loads_of(
@@ -135,7 +160,7 @@ def profile(
     loads = loads_of(concurrency, rate, options)
     if len(loads) != 1:
         raise InvalidRequest("profile measures one load point", hint="give concurrency or rate; a sweep takes lists")
-    with Measurer(SessionTarget(server), model, inputs=inputs) as measurer:
+    with server.session.measuring_window(), Measurer(SessionTarget(server), model, inputs=inputs) as measurer:
         return measurer.measure(loads[0])
 
 
@@ -150,6 +175,8 @@ def sweep(
     inputs: Any = None,
     store: RunStore | str | Path | None = "runs",
     title: str = "",
+    resume: str = "",
+    keep_samples: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     show_progress: bool = True,
     stop: threading.Event | None = None,
@@ -167,30 +194,58 @@ def sweep(
         inputs: what to send; None takes the model's example inputs.
         store: the directory of the run store; None stores nothing.
         title: what a person calls the run.
+        resume: the id of a run of the store that was ended early: what it has is not measured again.
+        keep_samples: store the stamps of every request and the server's records with each point.
         on_progress: hears of each point.
         show_progress: draw a bar while waiting.
         stop: once set, ends the sweep and keeps what was measured.
         options: of the load: ``duration_s``, ``warmup_s``, ``batch_size``, ``seed``, ``distribution``, ...
+
+    Raises:
+        ConfigError: a path of the grid that no configuration has.
+        InvalidRequest: loads or values that make no sense.
     """
     target = SessionTarget(server)
     loads = loads_of(concurrency, rate, options)
+    _check_paths(server, model, grid)
     runs = RunStore(store) if isinstance(store, str | Path) else store
-    settings = SweepOptions(title=title)
+    settings = SweepOptions(title=title, resume=resume, keep_samples=keep_samples)
+    session = server.session
     if not wait:
+
+        def hear(progress: Progress) -> None:
+            session.point_ended()
+            if on_progress is not None:
+                on_progress(progress)
+
         job = SweepJob(
-            target, model, grid, loads, on_progress=on_progress, inputs=inputs, store=runs, options=settings, stop=stop
+            target, model, grid, loads, on_progress=hear, inputs=inputs, store=runs, options=settings, stop=stop
         )
+        session.watch(job)
         return job.start()
-    with _bar(show_progress, model) as told:
+    with session.measuring_window(), _bar(show_progress, model) as told:
 
         def tell(progress: Progress) -> None:
             told(progress)
+            session.point_ended()
             if on_progress is not None:
                 on_progress(progress)
 
         return run_sweep(
             target, model, grid, loads, inputs=inputs, store=runs, on_progress=tell, stop=stop, options=settings
         )
+
+
+def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> None:
+    """A value that is refused is a row of the result; a path that no configuration has is a slip of the pen.
+
+    Raises:
+        ConfigError: the schema has no such path.
+        NotFound: there is no such model.
+    """
+    document = ConfigDocument.parse(server.config(model).text.encode(), model)
+    for path in grid:
+        document.locate(path)
 
 
 class _bar:
@@ -240,10 +295,15 @@ def export(
         overwrite: replace an earlier export.
 
     Raises:
+        NotFound: there is no such model.
         Unsupported: the model files are not on this machine.
         AlreadyExists: ``to`` holds something.
     """
-    names = list(models) if models is not None else [row.name for row in server.models() if row.ready]
+    known = server.models()
+    names = list(models) if models is not None else [row.name for row in known if row.ready]
+    unknown = [name for name in names if name not in known.names]
+    if unknown:
+        raise NotFound(f"no model {unknown[0]!r} to export", where=str(to), hint=f"there are {', '.join(known.names)}")
     chosen = []
     for name in dict.fromkeys(names):
         directory = server.model_directory(name)

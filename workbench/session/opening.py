@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +13,15 @@ from workbench.client import ControlClient, HttpClient
 from workbench.client import connect as connect_client
 from workbench.errors import ConnectionFailed, InvalidRequest, NotFound
 from workbench.server import runtime
-from workbench.session.owned import OwnedProcess, launch
+from workbench.session.owned import NameTaken, OwnedProcess, launch
 from workbench.session.remote import TritonServer, WorkbenchServer
 from workbench.session.server import Server
 
 PathLike = str | Path
 
+# What this kernel has opened, by the command line: the same call again gives the same server.
 _OPEN: dict[tuple[str, ...], WorkbenchServer] = {}
+_OPENING = threading.Lock()
 
 
 def repositories(path: PathLike | Sequence[PathLike]) -> tuple[Path, ...]:
@@ -53,7 +57,7 @@ def serve(
 ) -> WorkbenchServer:
     """Serves one or more model repositories in a background process.
 
-    The process shares no GIL with the notebook. Twice the same path in one kernel gives the same server.
+    The process shares no GIL with the notebook. The same call again in one kernel gives the same server.
 
     Args:
         path: the repository, or several.
@@ -62,7 +66,8 @@ def serve(
         http_port: 0 picks a free one.
         control_mode: Triton's ``--model-control-mode``.
         models: which to load, ``*`` is all.
-        options: more of the server's flags, by name without dashes (``{"exit-on-error": "true"}``).
+        options: more of the server's flags, by name (``{"strict_readiness": False, "log_verbose": 1}``); a list gives
+            a flag several times.
         timeout_s: how long loading may take.
 
     Raises:
@@ -70,13 +75,6 @@ def serve(
         LoadFailed: the server did not come up. A model that fails to load does not stop it: see ``server.models()``.
     """
     paths = repositories(path)
-    key = tuple(str(item) for item in paths)
-    known = _OPEN.get(key)
-    if known is not None and not known.closed and (name is None or name == known.name) and _answers(known):
-        return known
-    chosen = runtime.free_name(paths[0].name) if name is None else runtime.check_name(name)
-    if name is not None and any(info["name"] == name for info in runtime.list_servers()):
-        raise InvalidRequest(f"a server named {name!r} runs already", hint=f"wb.attach({name!r}), or give another name")
     arguments = [f"--model-repository={item}" for item in paths]
     arguments += [
         f"--http-port={http_port}",
@@ -86,25 +84,61 @@ def serve(
     ]
     if control_mode == "explicit":
         arguments += [f"--load-model={model}" for model in models]
-    arguments += [f"--{flag}={value}" for flag, value in (options or {}).items()]
-    found, process = launch(arguments, name=chosen, detached=detached, timeout_s=timeout_s)
-    server = _open(found, process)
-    _OPEN[key] = server
-    return server
+    arguments += _flags(options or {})
+    key = (*arguments, f"detached={detached}")
+    with _OPENING:
+        known = _OPEN.get(key)
+        if known is not None and (name is None or name == known.name) and not known.closed and known.is_live():
+            return known
+        found, process = _launch(paths, arguments, name=name, detached=detached, timeout_s=timeout_s)
+        server = _OPEN[key] = _open(found, process)
+        return server
 
 
-def attach(name: str) -> WorkbenchServer:
-    """A running server of the workbench on this machine, by name.
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    out = []
+    for name, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            text = str(each).lower() if isinstance(each, bool) else str(each)
+            out.append(f"--{name.lstrip('-').replace('_', '-')}={text}")
+    return out
+
+
+def _launch(
+    paths: Sequence[Path], arguments: Sequence[str], *, name: str | None, detached: bool, timeout_s: float
+) -> tuple[runtime.ServerInfo, OwnedProcess | None]:
+    """Launches under the name given, or under the first free one that the repository's name leads to."""
+    if name is not None:
+        if any(info["name"] == runtime.check_name(name) for info in runtime.list_servers()):
+            raise NameTaken(f"a server named {name!r} runs already", hint=f"attach({name!r}), or another name")
+        return launch(arguments, name=name, detached=detached, timeout_s=timeout_s)
+    wanted = paths[0].name
+    for number in range(1, 100):
+        chosen = runtime.free_name(wanted if number == 1 else f"{paths[0].name}-{number}")
+        with contextlib.suppress(NameTaken):  # somebody else starts one at this moment
+            return launch(arguments, name=chosen, detached=detached, timeout_s=timeout_s)
+    raise NameTaken(f"no name is free for a server of {wanted}", hint="give name=...")
+
+
+def attach(name: str | None = None) -> WorkbenchServer:
+    """A running server of the workbench on this machine, by name; without one, the only one that runs.
 
     Raises:
         NotFound: none has that name; the text lists those that run.
+        InvalidRequest: no name was given and several run.
     """
-    try:
-        found = runtime.read(name)
-    except NotFound as error:
-        running = ", ".join(info["name"] for info in runtime.list_servers()) or "none"
-        raise NotFound(error.message, hint=f"running: {running}") from error
-    return _open(found, None)
+    running = runtime.list_servers()
+    names = ", ".join(info["name"] for info in running) or "none"
+    if name is None:
+        if len(running) > 1:
+            raise InvalidRequest("several servers run", hint=f"name one: {names}")
+        if not running:
+            raise NotFound("no server runs here", hint="start one with serve(path)")
+        return _open(running[0], None)
+    for info in running:
+        if info["name"] == runtime.check_name(name):
+            return _open(info, None)
+    raise NotFound(f"no server named {name!r} runs here", hint=f"running: {names}")
 
 
 def connect(url: str, *, token: str | None = None) -> Server:
@@ -116,9 +150,14 @@ def connect(url: str, *, token: str | None = None) -> Server:
         ConnectionFailed: nothing answers there.
         InvalidRequest: the address has another scheme.
     """
-    if not re.match(r"^(http|grpc)://", url):
+    if not re.match(r"^(https?|grpcs?)://.", url):
         raise InvalidRequest(f"cannot connect to {url!r}", hint="write http://host:port or grpc://host:port")
     if token is not None:
+        if not url.startswith("http"):
+            raise InvalidRequest(
+                f"cannot connect to {url!r} with a token",
+                hint="the control plane is on the HTTP port: http://host:port",
+            )
         control = ControlClient(url, token)
         about = control.capabilities()
         # Its paths and process are on another machine, so they are not taken over.
@@ -145,10 +184,3 @@ def connect(url: str, *, token: str | None = None) -> Server:
 
 def _open(found: runtime.ServerInfo, process: OwnedProcess | None) -> WorkbenchServer:
     return WorkbenchServer(HttpClient(found["http"]), ControlClient(found["http"], found["token"]), found, process)
-
-
-def _answers(server: WorkbenchServer) -> bool:
-    try:
-        return server.is_live()
-    except ConnectionFailed:
-        return False

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workbench.client import ControlClient, TritonClient
+from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument, Edit, change_class, from_json, to_json, to_text
-from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.errors import ConnectionFailed, TimedOut, Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.records import Event, RecordColumns
+from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
-from workbench.session.owned import OwnedProcess
+from workbench.session.hints import explain, explained
+from workbench.session.owned import OwnedProcess, log_path, tail
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
+
+_RELOADS = "a remote Triton takes edits as a load with config override: the model is reloaded"
+CONFIG_AGE_S = 5.0
+"""How old a remote Triton's configuration may be in its state."""
 
 
 class ClientServer(Server):
@@ -26,48 +35,64 @@ class ClientServer(Server):
         self.name = name
 
     def is_live(self) -> bool:
-        """Whether it answers.
-
-        Raises:
-            ConnectionFailed: nothing is there.
-        """
+        """Whether it answers; False also where nothing is there."""
         return self._client.is_live()
+
+    def is_model_ready(self, model: str) -> bool:
+        """Whether a model takes inferences; False also where nothing is there."""
+        return self._client.is_model_ready(model)
 
     def repository_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Triton's repository index."""
         return self._client.repository_index(ready=ready)
 
+    @explained
     def model_metadata(self, model: str) -> dict[str, Any]:
         """Triton's model metadata."""
         return self._client.model_metadata(model)
 
+    @explained
     def model_config(self, model: str) -> dict[str, Any]:
         """The completed configuration as Triton's JSON."""
         return self._client.model_config(model)
 
     def statistics(self, model: str = "") -> Statistics:
         """Triton's statistics of one model or of all."""
-        return Statistics(self._client.statistics(model))
+        try:
+            return Statistics(self._client.statistics(model))
+        except WorkbenchError as error:
+            explain(self, model, error)
+            raise
 
+    @explained
     def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads or reloads a model."""
         self._client.load(model, config=config_json(config))
 
+    @explained
     def unload(self, model: str) -> None:
         """Unloads a model."""
         self._client.unload(model)
 
     def _infer(self, request: InferenceRequest, timeout_s: float) -> InferenceResponse:
-        response = self._client.infer(request, timeout_s=timeout_s)
+        try:
+            response = self._client.infer(request, timeout_s=timeout_s)
+        except ConnectionFailed as error:
+            if not error.message.startswith("no answer from"):
+                raise
+            # The server is there and may be at it still: the same error as from an engine in this kernel.
+            raise TimedOut(
+                f"no answer from model '{request.model_name}' within {timeout_s:g} s", where=self.url, hint=error.hint
+            ) from error
         if response.error is not None:
             raise response.error
         return response
 
     def close(self) -> None:
         """Closes the connections; the server goes on."""
-        self._stop_session()
         if not self._closed:
             self._closed = True
+            self._stop_session()
             self._client.close()
 
 
@@ -99,6 +124,34 @@ class WorkbenchServer(ClientServer):
         return self._process is not None
 
     @property
+    def log_path(self) -> Path | None:
+        """The server's log, if it was started from Python on this machine."""
+        path = log_path(self.name)
+        return path if self.pid and path.is_file() else None
+
+    def log(self, lines: int = 50) -> str:
+        """The last lines of the server's log; empty where it is not known."""
+        path = self.log_path
+        return tail(path, lines) if path is not None else ""
+
+    def why_gone(self) -> str:
+        """Whether the process has ended, and where it said why."""
+        if not self.pid:
+            return ""
+        if self._process is not None:
+            # The connection is gone a moment before the process is.
+            code = self._process.wait(0.5)
+            if code is None:
+                return ""
+            ended = f"the server has ended with exit code {code}"
+        elif runtime.process_created(self.pid):
+            return ""
+        else:
+            ended = "the server has ended"
+        path = self.log_path
+        return f"{ended}; start it again with serve()" + (f"; its log is {path}" if path is not None else "")
+
+    @property
     def metrics_url(self) -> str:
         """Where Prometheus metrics are; empty when they are off."""
         return self._info["metrics"]
@@ -118,10 +171,12 @@ class WorkbenchServer(ClientServer):
         """The model repositories that it serves."""
         return tuple(Path(path) for path in self._info["repositories"])
 
+    @explained
     def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads or reloads a model; the control plane allows it in every control mode."""
         self._control.load(model, config=config_json(config))
 
+    @explained
     def unload(self, model: str) -> None:
         """Unloads a model."""
         self._control.unload(model)
@@ -130,6 +185,7 @@ class WorkbenchServer(ClientServer):
         """The engine's snapshot."""
         return self._control.state()
 
+    @explained
     def config(self, model: str) -> ConfigView:
         """Applied text, saved text, completed JSON, epoch."""
         answer = self._control.config(model)
@@ -145,24 +201,25 @@ class WorkbenchServer(ClientServer):
     def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
         return ConfigureResult.from_json(self._control.configure(model, edits, dry_run=dry_run))
 
+    @explained
     def save(self, model: str) -> SaveResult:
         """Writes the applied configuration to config.pbtxt."""
-        answer = self._control.save(model)
-        return SaveResult(model=model, path=answer["path"], diff=answer["diff"])
+        return SaveResult(**self._control.save(model))
 
+    @explained
     def revert(self, model: str) -> ConfigureResult:
         """Applies the configuration as the file has it."""
         return ConfigureResult.from_json(self._control.revert(model))
 
-    def record_columns(self, after: int = -1) -> Any:
+    def record_columns(self, after: int = -1) -> RecordColumns:
         """Records after a sequence number, as columns."""
         return self._control.records(after)
 
-    def events(self, after: int = -1) -> list[Any]:
+    def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self._control.events(after)
 
-    def devices(self) -> Any:
+    def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of the machine that serves."""
         return self._control.devices()
 
@@ -193,6 +250,7 @@ class TritonServer(ClientServer):
         super().__init__(client, url=url, name=url)
         self._originals: dict[str, dict[str, Any]] = {}
         self._epochs: dict[str, int] = {}
+        self._configs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._metadata = client.server_metadata()
 
     @property
@@ -208,12 +266,12 @@ class TritonServer(ClientServer):
     def state(self) -> dict[str, Any]:
         """Pieced together from configurations and statistics: no instances, no pending requests, no batches."""
         versions = []
-        statistics = {entry["name"]: entry for entry in self.statistics().get("model_stats", ())}
+        statistics = {(entry["name"], entry["version"]): entry for entry in self.statistics().get("model_stats", ())}
         for entry in self.repository_index():
             if entry.get("state") != "READY":
                 continue
-            config = self.model_config(entry["name"])
-            known = statistics.get(entry["name"], {})
+            config = self._recent_config(entry["name"])
+            known = statistics.get((entry["name"], entry.get("version", "")), {})
             versions.append(
                 {
                     "model": entry["name"],
@@ -231,6 +289,25 @@ class TritonServer(ClientServer):
             )
         return {"versions": versions, "release": self.release}
 
+    def _recent_config(self, model: str) -> dict[str, Any]:
+        """The configuration, read again every few seconds: a state is asked for often, by a panel that looks on."""
+        now = monotonic_ns()
+        read_at, config = self._configs.get(model, (0, {}))
+        if not config or now - read_at > CONFIG_AGE_S * 1e9:
+            config = self.model_config(model)
+            self._configs[model] = (now, config)
+        return config
+
+    @explained
+    def load(self, model: str, *, config: Mapping[str, Any] | str | None = None) -> None:
+        """Loads or reloads a model."""
+        try:
+            self._client.load(model, config=config_json(config))
+        finally:
+            self._configs.pop(model, None)
+        self._epochs[model] = self._epochs.get(model, 0) + 1
+
+    @explained
     def config(self, model: str) -> ConfigView:
         """The loaded configuration; a remote server does not give its file."""
         effective = self.model_config(model)
@@ -250,69 +327,73 @@ class TritonServer(ClientServer):
             to_text(from_json(before)).encode(), path=f"{self.url}/v2/models/{model}/config"
         )
         edited = document.edit(list(edits))
-        change = change_class(document.message, edited.message)
+        nothing = change_class(document.message, edited.message).kind == "none"
         result = ConfigureResult(
             model=model,
-            epoch=self._epochs.get(model, 0) + (0 if dry_run else 1),
-            change_class="none" if str(change) == "none" else "reload",
-            reasons=("a remote Triton takes edits as a load with config override: the model is reloaded",),
-            triton="this is what it does",
+            epoch=self._epochs.get(model, 0),
+            change_class="none" if nothing else "reload",
+            reasons=() if nothing else (_RELOADS,),
+            triton="" if nothing else "this is what it does",
             diff=document.diff(edited),
             took_ms=0.0,
-            dirty=True,
+            dirty=model in self._originals or not nothing,
             config=before,
         )
-        if dry_run or result.change_class == "none":
+        if dry_run or nothing:
             return result
-        from workbench.clock import monotonic_ns
-
         started = monotonic_ns()
         self._override(model, to_json(edited.message, defaults=False))
         self._originals.setdefault(model, before)
-        self._epochs[model] = result.epoch
         after = self.model_config(model)
         took = (monotonic_ns() - started) / 1e6
-        return ConfigureResult(
-            model,
-            result.epoch,
-            "reload",
-            result.reasons,
-            result.triton,
-            result.diff,
-            took,
-            after != self._originals[model],
-            after,
-        )
+        dirty = after != self._originals[model]
+        return replace(result, epoch=self._epochs[model], took_ms=took, dirty=dirty, config=after)
 
     def _override(self, model: str, config: Mapping[str, Any]) -> None:
         try:
             self._client.load(model, config=json.dumps(config))
-        except (NotFound, InvalidRequest, Unsupported):
-            raise
-        except Exception as error:
-            if "explicit model load / unload is not allowed" in str(error):
+        except WorkbenchError as error:
+            if "explicit model load / unload is not allowed" in error.message:
                 raise Unsupported(
                     "this server does not take configuration changes",
                     where=self.url,
                     hint="start it with --model-control-mode=explicit",
                 ) from error
             raise
+        finally:
+            self._configs.pop(model, None)
+        self._epochs[model] = self._epochs.get(model, 0) + 1
 
-    def revert(self, model: str) -> ConfigureResult:
-        """Loads the model with the configuration that it had when it was first edited from here."""
-        original = self._originals.get(model)
+    def put_back(self, model: str, config: Mapping[str, Any]) -> ConfigureResult:
+        """Loads the model with a configuration that it had (``model_config`` gave it), unless it has it now."""
+        started = monotonic_ns()
         before = self.model_config(model)
-        if original is not None and original != before:
-            self._override(model, original)
-            self._epochs[model] = self._epochs.get(model, 0) + 1
-        self._originals.pop(model, None)
+        if config != before:
+            self._override(model, config)
         after = self.model_config(model)
-        diff = ConfigDocument.parse(to_text(from_json(before)).encode()).diff(
-            ConfigDocument.parse(to_text(from_json(after)).encode())
-        )
+        if self._originals.get(model) == after:
+            del self._originals[model]
+        old, new = (ConfigDocument.parse(to_text(from_json(each)).encode()) for each in (before, after))
+        diff = old.diff(new)
         return ConfigureResult(
-            model, self._epochs.get(model, 0), "reload" if diff else "none", (), "", diff, 0.0, False, after
+            model=model,
+            epoch=self._epochs.get(model, 0),
+            change_class="reload" if diff else "none",
+            reasons=(_RELOADS,) if diff else (),
+            triton="this is what it does" if diff else "",
+            diff=diff,
+            took_ms=(monotonic_ns() - started) / 1e6,
+            dirty=model in self._originals,
+            config=after,
         )
+
+    @explained
+    def revert(self, model: str) -> ConfigureResult:
+        """Loads the model with the configuration that it had when it was first edited from here.
+
+        Not a plain load: after an override Triton keeps that until another one comes.
+        """
+        return self.put_back(model, self._originals.get(model) or self.model_config(model))
 
 
 def scheduling_choice(config: Mapping[str, Any]) -> str:
@@ -322,6 +403,6 @@ def scheduling_choice(config: Mapping[str, Any]) -> str:
         ("sequence_batching", "sequence"),
         ("ensemble_scheduling", "ensemble"),
     ):
-        if config.get(key) is not None and key in config:
+        if config.get(key) is not None:
             return word
     return ""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
 
 from numpy.typing import NDArray
 
+from workbench.engine.options import ConfigureResult, SaveResult
 from workbench.protocol.tensors import InferenceResponse
 
 if TYPE_CHECKING:
     import pandas as pd
+
+__all__ = ["ConfigView", "ConfigureResult", "ModelRow", "ModelTable", "Result", "SaveResult", "Statistics"]
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -121,7 +125,11 @@ class ModelTable(Sequence[ModelRow]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, key: Any) -> Any:
+    @overload
+    def __getitem__(self, key: int | str) -> ModelRow: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[ModelRow]: ...
+    def __getitem__(self, key: int | str | slice) -> ModelRow | Sequence[ModelRow]:
         if isinstance(key, str):
             found = [row for row in self._rows if row.name == key]
             if not found:
@@ -206,7 +214,7 @@ class Statistics(dict[str, Any]):
         return "no model is ready" if frame.empty else str(frame.round(3).to_string(index=False))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ConfigView:
     """A model's configuration: as it is applied, as the file has it, and as Triton completes it.
 
@@ -222,57 +230,13 @@ class ConfigView:
     dirty: bool = False
     editable: bool = True
 
+    @property
+    def diff(self) -> str:
+        """What ``save`` would write, as a unified diff; empty when there is nothing to save."""
+        name = f"{self.model}/config.pbtxt"
+        before, after = (text.splitlines(keepends=True) for text in (self.saved_text, self.text))
+        return "".join(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"))
+
     def __repr__(self) -> str:
         state = "applied, not saved" if self.dirty else "as saved"
         return f"# {self.model}: config_epoch {self.epoch}, {state}\n{self.text}"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigureResult:
-    """What an applied edit did: its class (``none``, ``live``, ``instances``, ``reload``), and what Triton would do."""
-
-    model: str
-    epoch: int
-    change_class: str
-    reasons: tuple[str, ...]
-    triton: str
-    diff: str
-    took_ms: float
-    dirty: bool
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ConfigureResult:
-        """From the control plane's answer."""
-        return cls(
-            model=str(data["model"]),
-            epoch=int(data["epoch"]),
-            change_class=str(data["change_class"]),
-            reasons=tuple(data.get("reasons", ())),
-            triton=str(data.get("triton", "")),
-            diff=str(data.get("diff", "")),
-            took_ms=float(data.get("took_ms", 0.0)),
-            dirty=bool(data.get("dirty", False)),
-            config=dict(data.get("config", {})),
-        )
-
-    def __repr__(self) -> str:
-        lines = [f"{self.model}: {self.change_class}, config_epoch {self.epoch}, {self.took_ms:.1f} ms"]
-        lines += [f"  {reason}" for reason in self.reasons]
-        if self.triton:
-            lines.append(f"  real Triton: {self.triton}")
-        if self.diff:
-            lines.append(self.diff.rstrip())
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class SaveResult:
-    """What was written where; an empty diff means that the file was up to date."""
-
-    model: str
-    path: str
-    diff: str
-
-    def __repr__(self) -> str:
-        return f"{self.path}\n{self.diff}" if self.diff else f"{self.path}: nothing to save"

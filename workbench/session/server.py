@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from workbench.config import Edit, parse_edit
-from workbench.errors import InvalidRequest, Unsupported
+from workbench.errors import InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
 from workbench.protocol.datatypes import BY_WIRE
 from workbench.protocol.tensors import (
     InferenceRequest,
@@ -21,16 +23,21 @@ from workbench.protocol.tensors import (
     Tensor,
     as_bytes_array,
 )
+from workbench.session.hints import explain
 from workbench.session.results import ConfigureResult, ConfigView, ModelRow, ModelTable, Result, SaveResult, Statistics
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.export import ExportResult
     from workbench.profiling import Point, SweepJob, SweepResult
+    from workbench.records import Event, RecordColumns
     from workbench.session.state import SessionState
 
 Kind = Literal["process", "kernel", "remote"]
 EditLike = Edit | str | Mapping[str, Any]
+
+_MAKING_SESSION = threading.Lock()  # one state a server, whichever thread asks first
 
 
 def as_edits(edits: Iterable[EditLike], fields: Mapping[str, Any]) -> list[Edit]:
@@ -103,16 +110,17 @@ class Server(ABC):
     def state(self) -> dict[str, Any]:
         """The engine's snapshot: each model's state, instances, pending requests, failures, last batches."""
 
+    @abstractmethod
+    def is_live(self) -> bool:
+        """Whether the server runs and answers."""
+
+    @abstractmethod
+    def is_model_ready(self, model: str) -> bool:
+        """Whether a model takes inferences; False also for one that is not known."""
+
     def models(self) -> ModelTable:
         """What is in the repository, and how it is."""
-        details = {(entry["model"], str(entry["version"])): entry for entry in self.state().get("versions", ())}
-        by_name = {entry["model"]: entry for entry in details.values()}
-        rows = []
-        for entry in self.repository_index():
-            version = str(entry.get("version", ""))
-            known = details.get((entry["name"], version)) or by_name.get(entry["name"], {})
-            rows.append(_row(entry, known))
-        return ModelTable(rows)
+        return model_table(self.state(), self.repository_index())
 
     # -- inference ------------------------------------------------------------------------------------------------
 
@@ -161,7 +169,11 @@ class Server(ABC):
             timeout=timeout,
             client="python",
         )
-        return Result(self._infer(request, timeout_s))
+        try:
+            return Result(self._infer(request, timeout_s))
+        except WorkbenchError as error:
+            explain(self, model, error, request)
+            raise
 
     def _tensors(self, model: str, inputs: Mapping[str, Any]) -> list[Tensor]:
         if not isinstance(inputs, Mapping):
@@ -172,7 +184,9 @@ class Server(ABC):
             )
         declared: dict[str, str] = {}
         if any(not isinstance(value, np.ndarray | Tensor) for value in inputs.values()):
-            declared = {entry["name"]: entry["datatype"] for entry in self.model_metadata(model).get("inputs", ())}
+            # An unknown model is the answer of the inference itself, with its own text.
+            with contextlib.suppress(NotFound, NotReady, InvalidRequest):
+                declared = {entry["name"]: entry["datatype"] for entry in self.model_metadata(model).get("inputs", ())}
         return [_tensor(name, value, declared.get(name, "")) for name, value in inputs.items()]
 
     # -- configuration --------------------------------------------------------------------------------------------
@@ -199,10 +213,18 @@ class Server(ABC):
             raise InvalidRequest(
                 "nothing to configure", where=f"configure({model!r})", hint='give edits such as "max_batch_size=8"'
             )
-        return self._configure(model, wanted, dry_run)
+        try:
+            return self._configure(model, wanted, dry_run)
+        except WorkbenchError as error:
+            explain(self, model, error)
+            raise
 
     def save(self, model: str) -> SaveResult:
-        """Writes the applied configuration to config.pbtxt, atomically; gives the diff that was written."""
+        """Writes the applied configuration to config.pbtxt, atomically; gives the diff that was written.
+
+        Raises:
+            Unsupported: a remote Triton writes no files.
+        """
         raise Unsupported(
             f"{self._who()} does not write config.pbtxt files", hint="export the tuned repository instead"
         )
@@ -223,15 +245,15 @@ class Server(ABC):
         batches: pd.DataFrame = self.record_columns(after).to_frames()[1]
         return batches
 
-    def record_columns(self, after: int = -1) -> Any:
+    def record_columns(self, after: int = -1) -> RecordColumns:
         """Records after a sequence number, as columns."""
         raise Unsupported(f"{self._who()} gives no per-request records", hint="statistics() has its totals")
 
-    def events(self, after: int = -1) -> list[Any]:
+    def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number: states, applied edits, instance failures, log lines."""
-        return []
+        raise Unsupported(f"{self._who()} tells no events over this connection", hint="read its log")
 
-    def devices(self) -> Any:
+    def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of the machine that serves."""
         raise Unsupported(f"{self._who()} gives no device readings over this connection", hint="read its /metrics")
 
@@ -274,7 +296,7 @@ class Server(ABC):
 
         return sweep(self, model, grid or {}, wait=wait, **options)
 
-    def export(self, to: str | Path, **options: Any) -> Any:
+    def export(self, to: str | Path, **options: Any) -> ExportResult:
         """Writes the repository with the configurations as they are applied now, and ``provenance.json``."""
         from workbench.session.measuring import export
 
@@ -285,11 +307,14 @@ class Server(ABC):
     @property
     def session(self) -> SessionState:
         """The state that panels show; one a server."""
-        if self._session is None:
-            from workbench.session.state import SessionState
+        with _MAKING_SESSION:
+            if self._session is None:
+                from workbench.session.state import SessionState
 
-            self._session = SessionState(self)
-        return self._session
+                self._session = SessionState(self)
+                if self._closed:
+                    self._session.close()
+            return self._session
 
     def panel(self, name: str = "overview", **options: Any) -> Any:
         """A panel for a notebook: ``overview``, ``config``, ``live``, ``sweep``, ``devices``."""
@@ -304,7 +329,6 @@ class Server(ABC):
     def _stop_session(self) -> None:
         if self._session is not None:
             self._session.close()
-            self._session = None
 
     @abstractmethod
     def close(self) -> None:
@@ -315,21 +339,41 @@ class Server(ABC):
         """Whether ``close`` has been called."""
         return self._closed
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def why_gone(self) -> str:
+        """What to do when nothing answers any more; empty when there is nothing to say."""
+        return ""
+
     def _who(self) -> str:
         return f"the server at {self.url}" if self.url else "this server"
 
     def __repr__(self) -> str:
+        if self._closed:
+            return f"{type(self).__name__} {self.name!r} (closed)"
         try:
             models: object = self.models()
         except Exception as error:
-            models = f"(no answer: {error})"
+            models = f"(no answer: {self.why_gone() or error})"
         return f"{type(self).__name__} {self.name!r} {self.url or '(in this kernel)'}\n{models}"
+
+
+def model_table(state: Mapping[str, Any], index: Iterable[Mapping[str, str]]) -> ModelTable:
+    """The rows of a repository index with what the engine's snapshot knows of each."""
+    details = {(entry["model"], str(entry["version"])): entry for entry in state.get("versions", ())}
+    by_name = {entry["model"]: entry for entry in details.values()}
+    # Triton's index has no reason for a model whose directory or configuration cannot be read.
+    unreadable = state.get("unreadable", {})
+    rows = []
+    for entry in index:
+        known = details.get((entry["name"], str(entry.get("version", "")))) or by_name.get(entry["name"], {})
+        reason = entry.get("reason") or unreadable.get(entry["name"], "")
+        rows.append(_row({**entry, "reason": reason}, known))
+    return ModelTable(rows)
 
 
 def _row(entry: Mapping[str, str], known: Mapping[str, Any]) -> ModelRow:

@@ -1,17 +1,20 @@
 """The state that panels show, free of any toolkit: a snapshot, a command queue, and who wants to be told.
 
 One thread polls the server while somebody is subscribed, keeps a window of the last minutes, and tells subscribers at
-most ten times a second. Another thread runs commands (apply, load, save) one after the other, so that no callback of
-a notebook ever blocks.
+most ten times a second; while something is measured, at the end of each point and at most once in between (a browser's
+repaint costs a core). Another thread runs commands (apply, load, save) one after the other, so that no callback of a
+notebook ever blocks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,15 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.clock import monotonic_ns
+from workbench.errors import Cancelled, NotReady
 from workbench.session.results import ModelTable
+from workbench.session.server import model_table
 from workbench.session.windows import Histogram, ModelWindow, WindowTracker
 
 if TYPE_CHECKING:
     from workbench.profiling import SweepJob
+    from workbench.records import Event, RecordColumns
     from workbench.session.server import Server
 
 HISTORY_S = 300.0
-MIN_FLUSH_NS = 100_000_000
+MIN_FLUSH_S = 0.1
+MEASURING_FLUSH_S = 5.0
+"""While a point is measured, subscribers hear of nothing for this long, and then once."""
+KEPT_SWEEPS = 20
+_GIVE_UP_S = 1.0
 
 
 @dataclass(slots=True)
@@ -72,9 +82,9 @@ class SessionSnapshot:
     windows: Mapping[str, ModelWindow]
     history: Mapping[str, Mapping[str, NDArray[np.float64]]]
     histograms: Mapping[str, Histogram]
-    devices: Any
+    devices: Mapping[str, Any] | None
     device_history: Mapping[str, NDArray[np.float64]]
-    events: tuple[Any, ...]
+    events: tuple[Event, ...]
     commands: tuple[Command, ...]
     age_s: float
     error: str
@@ -87,10 +97,12 @@ class SessionState:
         self.server = server
         self._interval = interval_s
         self._lock = threading.RLock()
+        self._polling = threading.Lock()
+        self._calling = threading.RLock()
         self._subscribers: dict[int, Callable[[], None]] = {}
         self._ids = itertools.count(1)
         self._wake = threading.Event()
-        self._closed = False
+        self._stop = threading.Event()
         self._poller: threading.Thread | None = None
         self._worker: threading.Thread | None = None
         self._queue: queue.SimpleQueue[tuple[Command, Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -98,13 +110,15 @@ class SessionState:
         self._tracker = WindowTracker(HISTORY_S)
         self._models = ModelTable(())
         self._state: dict[str, Any] = {}
-        self._devices: Any = None
+        self._devices: dict[str, Any] | None = None
         self._device_rows: deque[tuple[float, float, float, float]] = deque(maxlen=int(HISTORY_S / interval_s) + 1)
-        self._events: deque[Any] = deque(maxlen=200)
+        self._events: deque[Event] = deque(maxlen=200)
         self._event_seq = -1
         self._error = ""
         self._polled = 0
-        self._flushed = 0
+        self._server_ahead = 0
+        self._windows_open = 0
+        self._boundary = False
         self.sweeps: list[SweepJob] = []
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -119,7 +133,7 @@ class SessionState:
                 server=self._about(),
                 models=self._models,
                 windows=self._tracker.windows(),
-                history=self._tracker.history(now),
+                history=self._tracker.history(now + self._server_ahead),
                 histograms=self._tracker.histograms(),
                 devices=self._devices,
                 device_history=_device_columns(self._device_rows, now),
@@ -130,31 +144,50 @@ class SessionState:
             )
 
     def poll(self) -> None:
-        """Reads the server once. Never raises: what went wrong is the snapshot's ``error``."""
-        try:
-            state = self.server.state()
-            models = self.server.models()
-            statistics = self.server.statistics()
-            columns = None if self.server.kind == "remote" else self.server.record_columns(self._tracker.last_seq)
-            events = self.server.events(self._event_seq)
-            devices = None if self.server.kind == "remote" else self.server.devices()
-        except Exception as error:
+        """Reads the server once. Never raises: what went wrong is the snapshot's ``error``.
+
+        Once the state is closed nothing is read any more: the snapshot stays what it was and ages.
+        """
+        with self._polling:
+            if self.closed:
+                return
+            try:
+                reading = self._read()
+            except Exception as error:
+                with self._lock:
+                    self._error = f"{type(error).__name__}: {error}"
+                return
             with self._lock:
-                self._error = f"{type(error).__name__}: {error}"
-            return
-        with self._lock:
-            now = monotonic_ns()
-            self._error = ""
-            self._polled = now
-            self._state = state
-            self._models = models
-            self._tracker.update(now, statistics, columns)
-            for event in events:
-                self._events.append(event)
-                self._event_seq = max(self._event_seq, _seq(event))
-            if devices is not None:
-                self._devices = devices
-                self._device_rows.append(_device_row(now, devices))
+                self._take(reading)
+
+    def _read(self) -> _Reading:
+        server = self.server
+        state, remote = server.state(), server.kind == "remote"
+        return _Reading(
+            state=state,
+            models=model_table(state, server.repository_index()),
+            statistics=server.statistics(),
+            columns=None if remote else server.record_columns(self._tracker.last_seq),
+            events=[] if remote else server.events(self._event_seq),
+            devices=None if remote else server.devices(),
+        )
+
+    def _take(self, reading: _Reading) -> None:
+        now = monotonic_ns()
+        self._error = ""
+        self._polled = now
+        self._state = reading.state
+        self._models = reading.models
+        # Records carry the server's clock, which on another machine is another one.
+        server_now = int(reading.state.get("time_ns") or now)
+        self._server_ahead = server_now - now
+        self._tracker.update(server_now, reading.statistics, reading.columns)
+        for event in reading.events:
+            self._events.append(event)
+            self._event_seq = max(self._event_seq, event.seq)
+        if reading.devices is not None:
+            self._devices = reading.devices
+            self._device_rows.append(_device_row(now, reading.devices))
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -171,19 +204,24 @@ class SessionState:
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls ``callback`` (on the poll thread) after each poll, at most ten times a second.
 
-        Gives the way to stop it.
+        Gives the way to stop it: when that has returned, the callback is not called any more.
         """
         with self._lock:
             key = next(self._ids)
             self._subscribers[key] = callback
-            if self._poller is None and not self._closed:
+            if self._poller is None and not self.closed:
                 self._poller = threading.Thread(target=self._poll_loop, name="workbench-session", daemon=True)
                 self._poller.start()
 
         def unsubscribe() -> None:
             with self._lock:
                 self._subscribers.pop(key, None)
-            self._wake.set()
+                last = not self._subscribers
+            if last:
+                self._wake.set()
+            # A call under way is waited for, unless it waits for us.
+            if self._calling.acquire(timeout=_GIVE_UP_S):
+                self._calling.release()
 
         return unsubscribe
 
@@ -192,60 +230,111 @@ class SessionState:
         self._wake.set()
 
     @property
+    def closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._stop.is_set()
+
+    @property
     def measuring(self) -> bool:
-        """Whether a sweep or a profile runs: panels then flush only when a point ends."""
-        return any(job.running for job in self.sweeps)
+        """Whether a sweep or a profile runs: subscribers then hear mostly of the ends of points."""
+        return self._windows_open > 0 or any(job.running for job in tuple(self.sweeps))
+
+    @contextmanager
+    def measuring_window(self) -> Iterator[None]:
+        """While this is open, subscribers are told as little as while a sweep runs."""
+        with self._lock:
+            self._windows_open += 1
+        self.point_ended()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._windows_open -= 1
+            self.point_ended()
+
+    def point_ended(self) -> None:
+        """Between two points of a measurement, before the first and after the last: now telling disturbs nothing."""
+        self._boundary = True
+        self._wake.set()
+
+    def watch(self, job: SweepJob) -> None:
+        """Takes a sweep in the background into ``sweeps``; of those that have ended the latest are kept."""
+        with self._lock:
+            self.sweeps.append(job)
+            ended = [each for each in self.sweeps if each.done]
+            for each in ended[: max(0, len(self.sweeps) - KEPT_SWEEPS)]:
+                self.sweeps.remove(each)
 
     def _poll_loop(self) -> None:
+        told = 0  # how often since the last point ended
         while True:
+            self._wake.clear()  # whoever asked until now is served by this poll
             with self._lock:
-                if self._closed or not self._subscribers:
+                if self.closed or not self._subscribers:
                     self._poller = None
                     return
+            told = 0 if self._boundary else told + 1
+            self._boundary = False
             self.poll()
             self._flush()
-            self._wake.wait(self._interval if not self.measuring else max(self._interval, 1.0))
+            self._stop.wait(MIN_FLUSH_S)
+            self._wait_for_reason(told)
+
+    def _wait_for_reason(self, told: int) -> None:
+        """Until it is time for the next poll, or somebody asks for one."""
+        if not self.measuring:
+            self._wake.wait(self._interval - MIN_FLUSH_S)
+            return
+        while self._in_window():
+            self._wake.wait(MEASURING_FLUSH_S)
+            if told == 0:
+                return  # the one time in this point
             self._wake.clear()
+
+    def _in_window(self) -> bool:
+        return self.measuring and not self._boundary and not self.closed and bool(self._subscribers)
 
     def _flush(self) -> None:
         with self._lock:
-            now = monotonic_ns()
-            if now - self._flushed < MIN_FLUSH_NS:
-                return
-            self._flushed = now
             callbacks = list(self._subscribers.items())
         for key, callback in callbacks:
-            try:
-                callback()
-            except Exception as error:
-                # An observer that raises is dropped: it must not take the others with it.
-                with self._lock:
-                    self._subscribers.pop(key, None)
-                    self._error = f"a panel stopped updating: {type(error).__name__}: {error}"
+            with self._calling:
+                if key not in self._subscribers:
+                    continue
+                try:
+                    callback()
+                except Exception as error:
+                    # An observer that raises is dropped: it must not take the others with it.
+                    with self._lock:
+                        self._subscribers.pop(key, None)
+                        self._error = f"a panel stopped updating: {type(error).__name__}: {error}"
 
     # -- commands -------------------------------------------------------------------------------------------------
 
     def submit(self, name: str, action: Callable[[], Any]) -> Command:
-        """Queues an action for the command thread and returns at once. Commands run one after the other."""
+        """Queues an action for the command thread and returns at once. Commands run one after the other.
+
+        Raises:
+            NotReady: the state is closed.
+        """
         command = Command(next(self._ids), name)
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the session is closed")
+            if self.closed:
+                raise NotReady(f"cannot {name}: the server has been closed here")
             self._commands.append(command)
+            self._queue.put((command, action))
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work_loop, name="workbench-commands", daemon=True)
                 self._worker.start()
-        self._queue.put((command, action))
         return command
 
     def _work_loop(self) -> None:
-        while True:
-            entry = self._queue.get()
-            if entry is None:
-                return
+        while (entry := self._queue.get()) is not None:
             command, action = entry
             command.state = "running"
             try:
+                if self.closed:
+                    raise Cancelled(f"{command.name}: the server has been closed here before this ran")
                 command.result = action()
                 command.state = "done"
             except BaseException as error:
@@ -255,34 +344,40 @@ class SessionState:
             self.touch()
 
     def start_sweep(self, model: str, grid: Mapping[str, Any], **options: Any) -> SweepJob:
-        """Starts a sweep in the background."""
+        """Starts a sweep in the background; it is in ``sweeps``."""
         job: SweepJob = self.server.sweep(model, grid, wait=False, **options)  # type: ignore[assignment]
-        with self._lock:
-            self.sweeps.append(job)
         return job
 
     def close(self) -> None:
-        """Stops the threads and any sweep; subscribers are told no more."""
+        """Stops the threads and any sweep (its configuration is restored first); subscribers are told no more.
+
+        A command that runs is waited for; those that wait fail with ``Cancelled``.
+        """
         with self._lock:
-            self._closed = True
+            self._stop.set()
             self._subscribers.clear()
-            jobs = list(self.sweeps)
-            worker = self._worker
+            jobs, worker, poller = list(self.sweeps), self._worker, self._poller
+            self._queue.put(None)
+        self._wake.set()
         for job in jobs:
             if job.running:
-                job.stop(30.0)
-        self._wake.set()
-        if worker is not None:
-            self._queue.put(None)
-            if worker is not threading.current_thread():
-                worker.join(30.0)
-        poller = self._poller
-        if poller is not None and poller is not threading.current_thread():
-            poller.join(10.0)
+                with contextlib.suppress(Exception):  # the job keeps its error
+                    job.stop(30.0)
+        for thread in (worker, poller):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(30.0)
 
 
-def _seq(event: Any) -> int:
-    return int(event["seq"] if isinstance(event, Mapping) else event.seq)
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What one poll read."""
+
+    state: dict[str, Any]
+    models: ModelTable
+    statistics: Mapping[str, Any]
+    columns: RecordColumns | None
+    events: list[Event]
+    devices: dict[str, Any] | None
 
 
 def _device_row(now: int, devices: Mapping[str, Any]) -> tuple[float, float, float, float]:

@@ -23,6 +23,7 @@ COLUMNS = (
     "failed_s",
     "p50_ms",
     "p99_ms",
+    "max_in_flight",
 )
 
 
@@ -86,13 +87,13 @@ class WindowTracker:
                 self._windows[model] = window
                 rows = self._history.setdefault(model, deque())
                 rows.append((float(now), *(float(getattr(window, column)) for column in COLUMNS)))
-                while rows and now - rows[0][0] > self._history_s * 1e9:
-                    rows.popleft()
+                _drop_old(rows, now - self._history_s * 1e9)
             if columns is None:
                 self._batches_from_statistics(now, model, before, entry)
             self._previous[model] = (now, entry)
-        for gone in set(self._windows) - set(totals):
+        for gone in set(self._previous) - set(totals):
             self._windows.pop(gone, None)
+            del self._previous[gone]
 
     def windows(self) -> dict[str, ModelWindow]:
         """The latest window of each model."""
@@ -101,7 +102,11 @@ class WindowTracker:
     def history(self, now: int) -> dict[str, dict[str, NDArray[np.float64]]]:
         """Columns over the last minutes, ``t_s`` relative to now."""
         out = {}
-        for model, rows in self._history.items():
+        for model, rows in list(self._history.items()):
+            _drop_old(rows, now - self._history_s * 1e9)
+            if not rows:
+                del self._history[model]  # a model that is gone
+                continue
             table = np.array(rows, dtype=np.float64).reshape(-1, len(COLUMNS) + 1)
             out[model] = {
                 "t_s": (table[:, 0] - now) / 1e9,
@@ -128,8 +133,10 @@ class WindowTracker:
         self.last_seq = max(self.last_seq, int(columns.last_seq))
         requests, batches = columns.requests, columns.batches
         names = np.asarray(requests["model"])
+        # What was rejected in no time is no latency, and a warm-up is nobody's request.
+        answered = (requests["status"] == "ok") & (requests["client"] != "warmup")
         for model in np.unique(names) if len(names) else ():
-            mask = names == model
+            mask = (names == model) & answered
             arrival, end = requests["arrival"][mask], requests["end"][mask]
             done = end > 0
             latencies[str(model)] = (end[done] - arrival[done]) / 1e6
@@ -155,8 +162,12 @@ class WindowTracker:
 
     def _forget(self, now: int) -> None:
         for entries in self._batches.values():
-            while entries and now - entries[0][0] > HISTOGRAM_S * 1e9:
-                entries.popleft()
+            _drop_old(entries, now - HISTOGRAM_S * 1e9)
+
+
+def _drop_old(rows: deque[Any], before: float) -> None:
+    while rows and rows[0][0] < before:
+        rows.popleft()
 
 
 def greatest_overlap(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> int:

@@ -14,6 +14,9 @@ MINIMUM_GAIN = 1.15
 """Batching is advised from this gain in throughput on: it costs latency and memory, so a few percent do not pay."""
 
 
+MINIMUM_BATCH = 1.1
+"""Below this mean batch size nothing was batched."""
+
 MINIMUM_EXECUTIONS = 5
 """Batch sizes seen less often than this say nothing about the service time."""
 
@@ -64,7 +67,11 @@ def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None) -> 
             "cannot advise on batching: it was not measured both with and without at the same load",
             hint="sweep dynamic_batching and max_batch_size, and include a point without",
         )
-    on, off = max(pairs, key=lambda pair: pair[0].throughput / pair[1].throughput)
+    # The heaviest load tells: where requests never wait together, a difference has another cause.
+    on, off = max(pairs, key=lambda pair: pair[0].throughput)
+    if on.mean_batch < MINIMUM_BATCH:
+        text = f"leave batching off: at {on.load.label} requests never waited together (mean batch {on.mean_batch:.2f})"
+        return Advice("off", text, on.throughput / off.throughput, curve)
     gain = on.throughput / off.throughput
     figures = f"{on.throughput:.0f} against {off.throughput:.0f} infer/s at {on.load.label} ({gain:.2g} ×)"
     separate = throughput_interval(on)[0] > throughput_interval(off)[1]

@@ -56,7 +56,7 @@ class Channel:
         try:
             packer = wire.Packer()
             tensors = tuple(packer.add(t._name, t._datatype, t.as_numpy()) for t in request._inputs)
-            self.send(wire.CALL, (number, wire.INFER, (head, tensors)), packer)
+            self.send(wire.CALL, (number, wire.INFER, (head, tensors, packer.kinds)), packer)
             while not final:
                 frame = self._wait(answers)
                 response, final = self._response(frame)
@@ -178,10 +178,10 @@ class Channel:
             self._answers.pop(number, None)
 
     def _response(self, frame: wire.Frame) -> tuple[InferenceResponse, bool]:
-        _, final, code, message, parameters, tensors = frame.head
+        _, final, code, message, parameters, tensors, kinds = frame.head
         if code >= 0:
             return InferenceResponse(error=TritonError(message, ErrorCode(code))), final
-        response = InferenceResponse(received(tensors or (), self.payload(frame))[0])
+        response = InferenceResponse(received(kinds, tensors or (), self.payload(frame))[0])
         response._parameters = parameters
         return response, final
 
@@ -195,10 +195,17 @@ class Channel:
                     os._exit(0)
 
 
-def received(entries: Any, buffer: Any, offset: int = 0) -> tuple[list[Tensor], int]:
-    """The tensors that a head describes, and where the next ones start."""
+def received(kinds: Any, numbers: Any, buffer: Any, offset: int = 0) -> tuple[list[Tensor], int]:
+    """The tensors of these descriptions, and where the next ones start. Arrays are made when they are asked for."""
     tensors = []
-    for name, datatype, shape, size in entries:
-        tensors.append(Tensor.wrap(name, datatype, shape, None, (buffer, offset, size)))
+    for number in numbers:
+        name, datatype, shape, size = kinds[number]
+        tensor = object.__new__(Tensor)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._shape = shape
+        tensor._array = None
+        tensor._source = (buffer, offset, size)
+        tensors.append(tensor)
         offset += size + (-size % wire.ALIGN)
     return tensors, offset

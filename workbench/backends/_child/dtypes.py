@@ -32,19 +32,14 @@ except ImportError:  # another interpreter without it: BF16 tensors are shown as
 V2: dict[Any, str] = {dtype: name for name, dtype in NUMPY.items() if not (name == "BF16" and dtype == np.uint16)}
 """numpy dtype to v2 name."""
 
-TRITON_NUMBER = {
-    name: number
-    for number, name in enumerate(
-        "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16".split(), start=1
-    )
-}
+TRITON_NUMBER = {name: number for number, name in enumerate(NUMPY, start=1)}
 """TRITONSERVER_DataType."""
 
 _LENGTH = struct.Struct("<I")
 
 
 def v2_name(dtype: Any) -> str | None:
-    """The v2 name of a numpy dtype, None where there is none. Fixed-width bytes are BYTES; str has none, as in Triton."""
+    """The v2 name of a numpy dtype, or None. Fixed-width bytes are BYTES; str has none, as in Triton."""
     return "BYTES" if dtype.kind == "S" else V2.get(dtype)
 
 

@@ -25,7 +25,7 @@ class ModelConfig:
         Raises:
             ValueError: the file asks for more.
         """
-        configured = self._model_config["max_batch_size"]
+        configured = self._model_config.get("max_batch_size", 0)
         if configured > max_batch_size:
             raise ValueError(
                 f"configuration specified max_batch_size {configured}, but in auto-complete-config function for "

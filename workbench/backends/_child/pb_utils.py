@@ -116,7 +116,7 @@ class LogLevel:
 def _logger(runtime: requests.Runtime) -> type:
     levels = (LogLevel.INFO, LogLevel.WARNING, LogLevel.ERROR, LogLevel.VERBOSE)
 
-    def log(message: str, level: Any = LogLevel.INFO) -> None:
+    def log(message: Any, level: Any = LogLevel.INFO) -> None:
         if not isinstance(message, str) or level not in levels:
             signature = "(message: str, level: c_python_backend_utils.Logger.LogLevel = <LogLevel.INFO: 0>) -> None"
             raise tensors.incompatible("log", signature, (message, level), {})
@@ -139,9 +139,9 @@ def _logger(runtime: requests.Runtime) -> type:
 
 
 def build(runtime: requests.Runtime, model_dir: str) -> types.ModuleType:
-    """The module for one model. Its ``InferenceRequest`` runs nested requests through ``runtime``."""
+    """The module for one model. Its ``InferenceRequest`` runs nested requests through ``runtime``; see ``identify``."""
     module = types.ModuleType(NAME, "What a Python model talks to Triton with.")
-    bound = type("InferenceRequest", (requests.InferenceRequest,), {"_runtime": runtime, "__slots__": ()})
+    bound = type("InferenceRequest", (requests.InferenceRequest,), {"_runtime": runtime})
     names: dict[str, Any] = {
         "InferenceRequest": bound,
         "InferenceResponse": tensors.InferenceResponse,
@@ -177,3 +177,10 @@ def build(runtime: requests.Runtime, model_dir: str) -> types.ModuleType:
         names[function.__name__] = function
     module.__dict__.update(names)
     return module
+
+
+def identify(module: Any, name: str, version: int, outputs: tuple[str, ...]) -> Any:
+    """Tells a module's ``InferenceRequest`` which model receives such requests, and gives that class."""
+    bound = module.InferenceRequest
+    bound._model_name, bound._model_version, bound._outputs = name, version, outputs
+    return bound

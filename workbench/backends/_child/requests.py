@@ -57,38 +57,44 @@ class PreferredMemory:
         self._device = preferred_device_id
 
 
-class Batch:
-    """One batch in a model: who has been answered, and where answers go.
+class Sink(Protocol):
+    """Where the answers of a batch go. Thread-safe."""
 
-    ``emit(index, response, final)`` passes an answer on at once; ``leave(batch, error)`` is called once, when
-    ``execute`` has returned and (unless decoupled) every request is answered. Thread-safe.
-    """
+    def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
+        """Passes an answer on; None is a final flag without a response."""
+
+    def emit_all(self, responses: list[InferenceResponse]) -> None:
+        """Passes the final answers of all requests on, in their order; ``leave`` follows."""
+
+    def leave(self, batch: Batch, error: str) -> None:
+        """Called once: ``execute`` has returned and (unless decoupled) every request is answered."""
+
+
+class Batch:
+    """One batch in a model: who has been answered, and where answers go. Thread-safe."""
 
     __slots__ = (
         "cancelled",
         "decoupled",
-        "emit",
         "error",
         "input_end",
         "instance",
-        "leave",
         "left",
         "lock",
         "model",
         "open",
         "output_start",
         "returned",
+        "sink",
     )
 
     def __init__(
         self,
         size: int,
-        emit: Callable[[int, InferenceResponse | None, bool], None],
-        leave: Callable[[Batch, str], None],
+        sink: Sink,
         cancelled: Callable[[int], bool],
     ) -> None:
-        self.emit = emit
-        self.leave = leave
+        self.sink = sink
         self.cancelled = cancelled
         self.lock = threading.Lock()
         self.open = size
@@ -99,6 +105,14 @@ class Batch:
         self.model = self.instance = ""
         self.input_end = self.output_start = 0
 
+    def answer_all(self, replies: list[Reply], responses: list[InferenceResponse]) -> None:
+        """The list that ``execute`` returned, where no response sender was taken."""
+        self.sink.emit_all(responses)
+        for reply in replies:
+            reply.closed = True
+        with self.lock:
+            self.open = 0
+
     def closed_one(self) -> None:
         """A request has had its last response."""
         with self.lock:
@@ -106,7 +120,7 @@ class Batch:
             last = self.returned and not self.open and not self.decoupled and not self.left
             self.left = self.left or last
         if last:
-            self.leave(self, self.error)
+            self.sink.leave(self, self.error)
 
     def end(self, error: str) -> None:
         """``execute`` has returned, or raised."""
@@ -116,21 +130,21 @@ class Batch:
             last = not self.left and (not self.open or self.decoupled or bool(error))
             self.left = self.left or last
         if last:
-            self.leave(self, error)
+            self.sink.leave(self, error)
 
 
 class Reply:
     """The state of one request's answer, shared by the request and its senders."""
 
-    __slots__ = ("batch", "closed", "held", "index", "senders", "sent")
+    # Defaults on the class: one of these is made for every request, and most are never written to.
+    sent = 0
+    closed = False
+    held: InferenceResponse | None = None
+    senders = False
 
     def __init__(self, batch: Batch, index: int) -> None:
         self.batch = batch
         self.index = index
-        self.sent = 0
-        self.closed = False
-        self.held: InferenceResponse | None = None
-        self.senders = False
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         """What a response sender does; see the module's text for the rules."""
@@ -140,7 +154,8 @@ class Reply:
             if not batch.decoupled:
                 if response is None and final and not self.sent:
                     raise TritonModelException(
-                        "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+                        "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+                        "response."
                     )
                 if response is not None and self.sent:
                     self.held = None
@@ -161,7 +176,7 @@ class Reply:
                 response, self.held = response or self.held, None
                 final = True
             self.closed = final
-        batch.emit(self.index, response, final)
+        batch.sink.emit(self.index, response, final)
         if final:
             batch.closed_one()
 
@@ -181,7 +196,7 @@ class Reply:
             "dropped without a response with the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL"
         )
         self.closed = True
-        self.batch.emit(self.index, InferenceResponse(error=TritonError(text)), True)
+        self.batch.sink.emit(self.index, InferenceResponse(error=TritonError(text)), True)
         self.batch.closed_one()
 
 
@@ -224,9 +239,10 @@ class InferenceResponseSender:
 def prune(response: Any, outputs: Any) -> Any:
     """Leaves out the output tensors that were not asked for."""
     if response is not None and outputs is not None and response._error is None:
-        tensors = response._tensors
-        if any(tensor._name not in outputs for tensor in tensors):
-            response._tensors = [tensor for tensor in tensors if tensor._name in outputs]
+        for tensor in response._tensors:
+            if tensor._name not in outputs:
+                response._tensors = [tensor for tensor in response._tensors if tensor._name in outputs]
+                break
     return response
 
 
@@ -241,25 +257,22 @@ _REQUEST = (
 class InferenceRequest:
     """A request: one that the model got, or one that it makes for another model (BLS)."""
 
-    __slots__ = (
-        "__weakref__",
-        "_correlation_id",
-        "_flags",
-        "_id",
-        "_inputs",
-        "_model_name",
-        "_model_version",
-        "_outputs",
-        "_parameters",
-        "_preferred_memory",
-        "_release_flags",
-        "_reply",
-        "_timeout",
-        "_trace",
-    )
-
+    # Defaults on the class, not in every instance: requests are made by the thousand. A model's own subclass also has
+    # its runtime, name, version and outputs as defaults, for the requests that it receives.
+    _id = ""
+    _correlation_id: Any = 0
+    _flags = 0
+    _timeout = 0
+    _parameters = ""
+    _preferred_memory: Any = None
+    _trace: Any = None
+    _release_flags = 0
+    _reply: Reply | None = None
+    _inputs: list[Tensor]
+    _outputs: Any
+    _model_name: str
+    _model_version: int
     _runtime: Runtime
-    """Set on the class that a model sees; one class a model."""
 
     def __init__(
         self,
@@ -291,20 +304,21 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters = check_parameters(parameters)
-        self._release_flags = 0
-        self._reply: Reply | None = None
 
     @classmethod
-    def received(cls, fields: Any, inputs: list[Tensor], reply: Reply, model: Any) -> InferenceRequest:
-        """A request that came from the server: ``fields`` (id, correlation id, flags, timeout, parameters, outputs)."""
+    def received(cls, fields: Any, inputs: list[Tensor], reply: Reply) -> InferenceRequest:
+        """A request that came from the server.
+
+        ``fields``: id, correlation id, flags, timeout, parameters, outputs; None where none of them is set.
+        """
         request = object.__new__(cls)
-        request._id, request._correlation_id, request._flags, request._timeout, request._parameters, outputs = fields
         request._inputs = inputs
-        request._model_name, request._model_version, all_outputs = model
-        request._outputs = outputs or all_outputs
-        request._preferred_memory = request._trace = None
-        request._release_flags = 0
         request._reply = reply
+        if fields is not None:
+            request._id, request._correlation_id, request._flags, request._timeout, parameters, outputs = fields
+            request._parameters = parameters
+            if outputs:
+                request._outputs = outputs
         return request
 
     def request_id(self) -> str:
@@ -348,8 +362,8 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        """The request's parameters as JSON, "" for none."""
-        return self._parameters
+        """The request's parameters as JSON."""
+        return self._parameters or "{}"
 
     def preferred_memory(self) -> Any:
         """Where the outputs should lie."""

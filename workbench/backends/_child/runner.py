@@ -19,7 +19,11 @@ from workbench.backends._child.model_config import ModelConfig
 from workbench.backends._child.requests import DECOUPLED_HINT, Batch, Reply, prune
 from workbench.backends._child.tensors import InferenceResponse, TritonModelException
 
-HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
+# Frames of the workbench itself are left out of a model's traceback, as Triton's C++ is.
+_OURS = (_ROOT if os.path.basename(_ROOT) == "workbench" else _HERE) + os.sep  # noqa: PTH119
+_BORDERS = frozenset(("load", "initialize", "auto_complete", "execute", "finalize"))
 
 
 class ModelError(Exception):
@@ -30,24 +34,25 @@ def describe(error: BaseException) -> str:
     """An exception in the form that Triton gives it (pybind11's): type, text, and the calls, innermost first."""
     if isinstance(error, ModelError):
         return str(error)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}"
     trace = error.__traceback__
     if trace is None:
         return text
     while trace.tb_next is not None:
         trace = trace.tb_next
     frame: Any = trace.tb_frame
-    while frame is not None and _is_ours(frame):
-        frame = None if frame.f_code.co_name in ("load", "initialize", "execute") else frame.f_back
-    lines = []
-    while frame is not None and not _is_ours(frame):
-        lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")
+    lines: list[str] = []
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(_OURS):
+            if name in _BORDERS:
+                break
+        elif not lines and file.startswith("<frozen importlib"):
+            break  # a file that cannot be compiled has no calls to show
+        else:
+            lines.append(f"  {file}({frame.f_lineno}): {name}\n")
         frame = frame.f_back
     return f"{text}\n\nAt:\n{''.join(lines)}" if lines else text
-
-
-def _is_ours(frame: Any) -> bool:
-    return bool(frame.f_code.co_filename.startswith(HERE))
 
 
 class Runner:
@@ -131,6 +136,10 @@ class Runner:
             batch.output_start = batch.output_start or monotonic_ns()
             self._fail(replies, batch, describe(error))
             return
+        if not batch.open:
+            batch.end("")  # the answers go first, the requests after them
+            requests.clear()
+            return
         requests.clear()
         with batch.lock:
             batch.returned = True
@@ -166,6 +175,8 @@ class Runner:
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(result)}\n"
             )
         for request, response in zip(requests, result):  # noqa: B905 - Python 3.9
+            if type(response) is InferenceResponse:
+                continue
             if response is None:
                 self._check_silent([request._reply])
             elif not isinstance(response, InferenceResponse):
@@ -173,6 +184,11 @@ class Runner:
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
                     f"'{type(response)}'."
                 )
+        batch: Batch = requests[0]._reply.batch
+        if None not in result and not any(reply.senders for reply in replies):
+            answers = [prune(answer, request._outputs) for request, answer in zip(requests, result)]  # noqa: B905
+            batch.answer_all(replies, answers)
+            return
         for request, response in zip(requests, result):  # noqa: B905
             if response is None:
                 continue

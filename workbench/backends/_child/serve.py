@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -15,22 +16,23 @@ from workbench.backends._child import pb_utils, wire
 from workbench.backends._child.channel import Channel, received
 from workbench.backends._child.requests import Batch, Reply
 from workbench.backends._child.runner import ModelError, Runner, describe
-from workbench.backends._child.tensors import InferenceResponse
+from workbench.backends._child.tensors import InferenceResponse, Tensor
 
 
 class Responder:
     """Collects the answers of a batch: final ones travel with its end, others at once."""
 
-    __slots__ = ("_at_once", "_channel", "_entries", "_lock", "_packer", "batch", "number")
+    __slots__ = ("_at_once", "_channel", "_entries", "_kinds", "_lock", "_packer", "batch", "number")
 
     def __init__(self, channel: Channel, number: int, size: int) -> None:
         self._channel = channel
         self._lock = threading.Lock()
         self._entries: list[Any] = []
         self._packer = wire.Packer()
+        self._kinds: Any = None
         self._at_once = False
         self.number = number
-        self.batch = Batch(size, self.emit, self.leave, lambda index: channel.is_cancelled(number, index))
+        self.batch = Batch(size, self, lambda index: channel.is_cancelled(number, index))
 
     def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
         """One answer of the model."""
@@ -40,19 +42,33 @@ class Responder:
             return
         packer = wire.Packer()
         only = (entry(index, response, final, packer),)
-        self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only), packer)
+        self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only, packer.kinds), packer)
+
+    def emit_all(self, responses: list[InferenceResponse]) -> None:
+        """The answers of all requests, in their order, at the end of the batch."""
+        columns = columns_of(responses)
+        if columns is not None:
+            self._kinds, self._packer = wire.pack_columns(columns)
+            return
+        packer = self._packer
+        self._entries = [entry(index, response, True, packer) for index, response in enumerate(responses)]
 
     def leave(self, batch: Batch, error: str) -> None:
         """The batch has been executed."""
         self._at_once = True
         with self._lock:
             entries, packer = self._entries, self._packer
-        head = (self.number, True, batch.input_end, batch.output_start, error, tuple(entries))
+        packed, kinds = (None, self._kinds) if self._kinds is not None else (tuple(entries), packer.kinds)
+        head = (self.number, True, batch.input_end, batch.output_start, error, packed, kinds)
         self._channel.send(wire.RESPONSES, head, packer)
 
 
 def entry(index: int, response: InferenceResponse | None, final: bool, packer: wire.Packer) -> tuple[Any, ...]:
-    """A response as it stands in a head: (index, final, error code or -1, error text, parameters, tensors or None)."""
+    """A response as it stands in a head.
+
+    (index, final, error code or -1, error text, parameters, tensors or None), or for the most frequent one, the final
+    response without parameters, (index, tensors).
+    """
     if response is None:
         return index, final, -1, "", "", None
     if response._error is not None:
@@ -64,6 +80,8 @@ def entry(index: int, response: InferenceResponse | None, final: bool, packer: w
         del packer.parts[mark[0] :]
         packer.size = mark[1]
         raise
+    if final and not response._parameters:
+        return index, tensors
     return index, final, -1, "", response._parameters, tensors
 
 
@@ -88,7 +106,8 @@ def serve(fd: int) -> int:
         channel.send(wire.FAILED, (describe(error),))
         _leave()
     channel.send(wire.READY, "")
-    bound = module.InferenceRequest
+    gc.freeze()  # what the model has loaded stays: full collections need not look at it again and again
+    bound = pb_utils.identify(module, *runner.identity)
     while True:
         frame = channel.next_work()
         if frame.kind == wire.FINALIZE:
@@ -96,21 +115,60 @@ def serve(fd: int) -> int:
             if text:
                 channel.log("error", f"finalize of '{runner.instance}' failed: {text}")
             _leave()
-        number, packed = frame.head
-        responder = Responder(channel, number, len(packed))
-        requests = _requests(bound, packed, channel.payload(frame), responder.batch, runner.identity)
-        frame = packed = None  # type: ignore[assignment]
+        number, count, fields, packed, kinds = frame.head
+        responder = Responder(channel, number, count)
+        inputs = _inputs(count, packed, kinds, channel.payload(frame))
+        requests = _requests(bound, inputs, fields, responder.batch)
+        frame = packed = inputs = None  # type: ignore[assignment]
         runner.execute(requests, responder.batch)
         requests = responder = None  # type: ignore[assignment]
 
 
-def _requests(bound: Any, packed: Any, buffer: Any, batch: Batch, identity: Any) -> list[Any]:
-    requests = []
-    offset = 0
-    for index, (fields, entries) in enumerate(packed):
-        inputs, offset = received(entries, buffer, offset)
-        requests.append(bound.received(fields, inputs, Reply(batch, index), identity))
-    return requests
+def _inputs(count: int, packed: Any, kinds: Any, buffer: Any) -> list[list[Tensor]]:
+    """The input tensors of every request; ``packed`` is None for a uniform batch."""
+    if packed is not None:
+        inputs = []
+        offset = 0
+        for numbers in packed:
+            tensors, offset = received(kinds, numbers, buffer, offset)
+            inputs.append(tensors)
+        return inputs
+    wrap = Tensor.wrap
+    columns = [
+        [wrap(name, datatype, shape, array) for array in arrays]
+        for name, datatype, shape, arrays in wire.unpack_columns(kinds, count, buffer)
+    ]
+    return [list(row) for row in zip(*columns)]  # noqa: B905 - Python 3.9
+
+
+def _requests(bound: Any, inputs: Any, fields: Any, batch: Batch) -> list[Any]:
+    receive = bound.received
+    if fields is None:
+        return [receive(None, tensors, Reply(batch, index)) for index, tensors in enumerate(inputs)]
+    return [receive(fields[index], tensors, Reply(batch, index)) for index, tensors in enumerate(inputs)]
+
+
+def columns_of(responses: list[InferenceResponse]) -> list[Any] | None:
+    """The outputs of a batch by name, where all responses have the same small ones (see ``wire.pack_columns``)."""
+    first = responses[0]._tensors
+    columns: list[Any] = []
+    for tensor in first:
+        array = tensor.as_numpy()
+        if not wire.fits_column(tensor._datatype, array):
+            return None
+        columns.append((tensor._name, tensor._datatype, array.shape, []))
+    for response in responses:
+        tensors = response._tensors
+        if len(tensors) != len(columns) or response._error is not None or response._parameters:
+            return None
+        for tensor, column in zip(tensors, columns):  # noqa: B905 - Python 3.9
+            array = tensor._array
+            if array is None:
+                array = tensor.as_numpy()
+            if array.shape != column[2] or tensor._datatype != column[1] or tensor._name != column[0]:
+                return None
+            column[3].append(array)
+    return columns or None
 
 
 def load(path: str, version_dir: str) -> ModuleType:

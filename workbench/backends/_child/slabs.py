@@ -6,18 +6,15 @@ either process ends. It is sealed against shrinking where the system can, so tha
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import sys
 import tempfile
 import weakref
 from typing import Any
 
 import numpy as np
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - there is no process mode without it
-    fcntl = None  # type: ignore[assignment]
 
 SMALLEST = 1 << 18
 SPARE = 4
@@ -29,8 +26,7 @@ def create_memory(size: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("workbench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
-        if fcntl is not None and hasattr(fcntl, "F_ADD_SEALS"):
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return fd
     fd, path = tempfile.mkstemp(prefix="workbench-")
     os.unlink(path)  # noqa: PTH108
@@ -40,6 +36,8 @@ def create_memory(size: int) -> int:
 
 def map_memory(fd: int, size: int) -> Any:
     """An array of uint8 over the memory; unmapped when the last view is gone."""
+    if sys.version_info >= (3, 13):
+        return np.frombuffer(mmap.mmap(fd, size, trackfd=False), np.uint8)
     return np.frombuffer(mmap.mmap(fd, size), np.uint8)
 
 
@@ -144,6 +142,10 @@ class SlabReader:
         self.freed.append(number)
         return data
 
+    def close(self) -> None:
+        """Forgets all slabs; their memory stays until the last view is gone."""
+        self._maps.clear()
+
     def take_freed(self) -> tuple[int, ...]:
         """The ids to give back, once. Safe beside releases on other threads."""
         count = len(self.freed)
@@ -168,6 +170,11 @@ class Slabs:
         self.out = SlabWriter()
         self.into = SlabReader()
         self._dropped: list[int] = []
+
+    def close(self) -> None:
+        """Unmaps everything that no array looks at any more (each mapping also holds a descriptor)."""
+        self.out.close()
+        self.into.close()
 
     def outgoing(self) -> tuple[int, ...]:
         """The numbers for the next frame. The caller holds its send lock."""

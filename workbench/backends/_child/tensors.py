@@ -76,7 +76,7 @@ class TritonError:
     ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
     CANCELLED = ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+    def __init__(self, message: Any, code: Any = ErrorCode.INTERNAL) -> None:
         if not isinstance(message, str) or not isinstance(code, ErrorCode):
             raise incompatible(
                 "__init__",
@@ -107,13 +107,16 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "_array", "_datatype", "_name", "_shape", "_source")
+    _name: str
+    _datatype: str
+    _shape: Any
+    _array: Any
+    _source: Any
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if kwargs or len(args) != 2 or not isinstance(args[0], str) or not isinstance(args[1], np.ndarray):
-            raise incompatible(
-                "__init__", "c_python_backend_utils.Tensor(arg0: str, arg1: numpy.ndarray)", args, kwargs
-            )
-        name, array = args
+    def __init__(self, name: Any = None, array: Any = None, /, **kwargs: Any) -> None:
+        if kwargs or not isinstance(name, str) or not isinstance(array, np.ndarray):
+            signature = "c_python_backend_utils.Tensor(arg0: str, arg1: numpy.ndarray)"
+            raise incompatible("__init__", signature, () if kwargs else (name, array), kwargs)
         datatype = v2_name(array.dtype)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
@@ -121,11 +124,11 @@ class Tensor:
         self._datatype = datatype
         self._shape = array.shape
         self._array = array
-        self._source: Any = None
+        self._source = None
 
     @classmethod
     def wrap(cls, name: str, datatype: str, shape: Any, array: Any, source: Any = None) -> Tensor:
-        """A tensor around an array, or around (buffer, offset, bytes) that is turned into an array when first asked for."""
+        """A tensor around an array, or around (buffer, offset, bytes), which becomes one when first asked for."""
         tensor = object.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
@@ -180,14 +183,17 @@ class InferenceResponse:
     __slots__ = ("_error", "_parameters", "_tensors")
 
     def __init__(self, output_tensors: Any = (), error: TritonError | None = None, parameters: Any = None) -> None:
-        tensors = list(output_tensors) if isinstance(output_tensors, (list, tuple)) else None
-        if tensors is None or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        if not isinstance(output_tensors, (list, tuple)):
             raise incompatible("__init__", _RESPONSE, (), {"output_tensors": output_tensors})
+        tensors = list(output_tensors)
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise incompatible("__init__", _RESPONSE, (), {"output_tensors": output_tensors})
         if error is not None and not isinstance(error, TritonError):
             raise incompatible("__init__", _RESPONSE, (output_tensors,), {"error": error})
         self._tensors = tensors
         self._error = error
-        self._parameters = check_parameters(parameters)
+        self._parameters = "" if parameters is None else check_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         """The output tensors."""

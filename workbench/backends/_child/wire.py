@@ -36,7 +36,11 @@ READY, FAILED, RESPONSES, CALL, LOG, FREED = 11, 12, 13, 14, 15, 16
 # what a CALL asks for
 INFER, CANCELLED, CANCEL = 1, 2, 3
 
+COPY_LIMIT = 4096
+"""A tensor up to this size is copied when it is packed, which is faster than keeping its array."""
+
 _PADDING = bytes(ALIGN)
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class ProtocolError(Exception):
@@ -44,32 +48,45 @@ class ProtocolError(Exception):
 
 
 class Packer:
-    """Collects the tensors of one message; ``add`` gives the entry of the head that describes a tensor."""
+    """Collects the tensors of one message.
 
-    __slots__ = ("parts", "size")
+    ``add`` gives the number of the tensor's description (name, datatype, shape, bytes); ``kinds`` are the descriptions,
+    each once, in the order of their numbers, and travel in the head. The tensors lie in the payload in order.
+    """
+
+    __slots__ = ("_numbers", "parts", "size")
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
         self.size = 0
+        self._numbers: dict[tuple[str, str, tuple[int, ...], int], int] = {}
 
-    def add(self, name: str, datatype: str, data: Any) -> tuple[str, str, tuple[int, ...], int]:
-        """Takes a tensor: (name, datatype, shape, bytes)."""
-        shape = data.shape
+    @property
+    def kinds(self) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
+        """The descriptions."""
+        return tuple(self._numbers)
+
+    def add(self, name: str, datatype: str, data: Any) -> int:
+        """Takes a tensor; a small one is copied, a large one kept until the message is sent."""
         if datatype == "BYTES":
             part: Any = serialize(data)
             size = len(part)
         else:
-            if not data.flags.c_contiguous:
-                data = np.ascontiguousarray(data)
             size = data.nbytes
-            part = data.view(np.uint16) if datatype == "BF16" else data
+            if size <= COPY_LIMIT:
+                part = data.tobytes()
+            else:
+                part = data if data.flags.c_contiguous else np.ascontiguousarray(data)
+                if datatype == "BF16":  # its arrays offer no buffer
+                    part = part.view(np.uint16)
         if size:
             self.parts.append(part)
             rest = -size % ALIGN
             if rest:
                 self.parts.append(_PADDING[:rest])
             self.size += size + rest
-        return name, datatype, shape, size
+        numbers = self._numbers
+        return numbers.setdefault((name, datatype, data.shape, size), len(numbers))
 
     def inline(self) -> bytes:
         """The payload as one piece."""
@@ -89,24 +106,61 @@ class Packer:
 
 
 def unpack(datatype: str, shape: Any, buffer: Any, offset: int, size: int) -> Any:
-    """The array of a tensor: a view of ``buffer``, except for BYTES."""
+    """The array of a tensor: a view of ``buffer``, except for BYTES.
+
+    Raises:
+        TypeError, ValueError: the buffer ends before the tensor does.
+    """
     if datatype == "BYTES":
         return deserialize(buffer, offset, size).reshape(shape)
     dtype = NUMPY[datatype]
-    expected = dtype.itemsize
-    for dim in shape:
-        expected *= dim
-    if expected != size:
-        raise ProtocolError(f"a tensor of {size} bytes where its shape takes {expected}")
     if not size:
         return np.empty(shape, dtype)
-    # Not np.ndarray(buffer=): that looks through a memoryview to the memory under it and drops the slab's lease.
+    if type(buffer) is bytearray:
+        return np.ndarray(shape, dtype, buffer, offset)
+    # np.ndarray would look through a memoryview to the memory under it and drop the slab's lease.
     return np.frombuffer(buffer, dtype, size // dtype.itemsize, offset).reshape(shape)
 
 
-def padded(size: int) -> int:
-    """Where the next tensor starts after one of ``size`` bytes."""
-    return size + (-size % ALIGN)
+def pack_columns(columns: Any) -> tuple[tuple[tuple[str, str, tuple[int, ...]], ...], Packer]:
+    """Packs the tensors of a uniform batch, name by name.
+
+    Where all requests (or responses) of a batch have the same few small tensors, one description and one view serve
+    all of them: a batch then costs little more than a request.
+
+    Args:
+        columns: (name, datatype, shape, the arrays of all requests) for each tensor; see ``fits_column``.
+    """
+    packer = Packer()
+    for _, _, _, arrays in columns:
+        data = b"".join([array.tobytes() for array in arrays])
+        packer.parts.append(data)
+        packer.size += len(data)
+        rest = -len(data) % ALIGN
+        if rest:
+            packer.parts.append(_PADDING[:rest])
+            packer.size += rest
+    return tuple([column[:3] for column in columns]), packer
+
+
+def fits_column(datatype: str, array: Any) -> bool:
+    """Whether tensors like this one may be packed by ``pack_columns``."""
+    return datatype != "BYTES" and array.ndim > 0 and 0 < array.nbytes <= COPY_LIMIT
+
+
+def unpack_columns(kinds: Any, count: int, buffer: Any) -> list[tuple[str, str, tuple[int, ...], list[Any]]]:
+    """The columns that ``pack_columns`` packed; the arrays are views."""
+    columns = []
+    offset = 0
+    for name, datatype, shape in kinds:
+        dtype = NUMPY[datatype]
+        size = count * dtype.itemsize
+        for dim in shape:
+            size *= dim
+        whole = unpack(datatype, (count, *shape), buffer, offset, size)
+        columns.append((name, datatype, shape, list(whole)))
+        offset += size + (-size % ALIGN)
+    return columns
 
 
 def encode(kind: int, head: Any, payload: bytes = b"", fds: int = 0, slab: tuple[int, int] = (0, 0)) -> list[bytes]:
@@ -151,7 +205,7 @@ class FrameReader:
         """
         self._make_room()
         view = memoryview(self._buffer)[self._end :]
-        count, ancillary, _, _ = sock.recvmsg_into([view], 512)
+        count, ancillary, _, _ = sock.recvmsg_into([view], 512, _CLOEXEC)
         view.release()
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -1,0 +1,287 @@
+"""The ONNX Runtime backend on its own: data types, batches, parameters, and what it says of files that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_models
+import pytest
+from onnx import helper
+from onnx_models import TYPES, graph, identity, scale
+
+from workbench.backends.base import Execution, InstanceSpec, ModelContext
+from workbench.backends.onnxruntime import OnnxRuntimeBackend
+from workbench.backends.onnxruntime_config import session_options
+from workbench.backends.registry import create_backend
+from workbench.clock import monotonic_ns
+from workbench.config import ConfigDocument
+from workbench.errors import BackendError, InvalidRequest, WorkbenchError
+from workbench.protocol import datatypes
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
+
+
+def context(root: Path, config: str, model: bytes | None, *, name: str = "m") -> ModelContext:
+    directory = root / name
+    (directory / "1").mkdir(parents=True, exist_ok=True)
+    if model is not None:
+        (directory / "1" / "model.onnx").write_bytes(model)
+    message = ConfigDocument.parse(config.encode()).message
+    message.name = name
+    host: Any = SimpleNamespace(clock=monotonic_ns)
+    return ModelContext(name, 1, message, "{}", directory, directory / "1", host)
+
+
+def instance(made: ModelContext) -> Any:
+    return OnnxRuntimeBackend().open(made).create_instance(InstanceSpec("m_0_0", "KIND_CPU", 0, 0))
+
+
+def run(running: Any, requests: list[InferenceRequest]) -> list[InferenceResponse]:
+    answers: dict[int, InferenceResponse] = {}
+    rows = [max(1, each.inputs[0].shape[0]) if each.inputs[0].shape else 1 for each in requests]
+    execution = Execution(requests, answers.__setitem__, lambda error: None, lambda index: False, rows=rows)
+    running.execute(execution)
+    assert 0 < execution.input_end <= execution.output_start
+    return [answers[index] for index in range(len(requests))]
+
+
+def ask(array: Any) -> InferenceRequest:
+    return InferenceRequest("m", [Tensor.from_numpy("x", np.asarray(array))])
+
+
+IO = "max_batch_size: 8 input {{ name: 'x' data_type: {0} dims: 4 }} output {{ name: 'y' data_type: {0} dims: 4 }}"
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_every_data_type_alone_and_batched(tmp_path: Path, kind: str) -> None:
+    row = datatypes.BY_WIRE[kind]
+    running = instance(context(tmp_path, IO.format(row.config), identity(kind)))
+
+    def values(rows: int, start: int) -> Any:
+        if kind == "BYTES":
+            words = np.array([[f"é{start + r}-{c}".encode() for c in range(4)] for r in range(rows)], dtype=object)
+            words[0, 0] = b""
+            return words
+        return (np.arange(rows * 4).reshape(rows, 4) + start).astype(row.numpy)
+
+    arrays = [values(1, 0), values(2, 5), values(1, 9)]
+    for batch in ([arrays[1]], arrays):
+        for response, array in zip(run(running, [ask(each) for each in batch]), batch, strict=True):
+            (out,) = response.outputs
+            assert (out.name, out.datatype, out.shape) == ("y", kind, array.shape)
+            assert out.data.dtype == row.numpy
+            assert (out.data == array).all()
+
+
+def test_one_request_is_not_copied(tmp_path: Path) -> None:
+    """A single request's outputs are the framework's own array; those of a batch are views of one."""
+    running = instance(context(tmp_path, IO.format("TYPE_FP32"), scale()))
+    x = np.ones((1, 4), np.float32)
+    first, second = (response.outputs[0].data for response in run(running, [ask(x), ask(x)]))
+    assert first.base is second.base is not None
+    bf16 = np.ones((1, 4), ml_dtypes.bfloat16)
+    assert bf16.dtype == datatypes.BY_WIRE["BF16"].numpy
+
+
+def test_scalars(tmp_path: Path) -> None:
+    made = graph([helper.make_node("Neg", ["x"], ["y"])], [("x", "FP32", ())], [("y", "FP32", ())])
+    config = "input { name: 'x' data_type: TYPE_FP32 dims: 1 } output { name: 'y' data_type: TYPE_FP32 dims: [ 1 ] }"
+    running = instance(context(tmp_path, config, made))
+    (response,) = run(running, [ask(np.array([3], np.float32))])
+    assert response.outputs[0].shape == (1,)
+    assert response.outputs[0].data[0] == -3
+
+
+def test_a_string_that_is_no_text(tmp_path: Path) -> None:
+    running = instance(context(tmp_path, IO.format("TYPE_STRING"), identity("BYTES")))
+    bad = np.array([[b"\xff", b"", b"", b""]], dtype=object)
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        run(running, [ask(bad)])
+
+
+def test_errors_of_a_run_are_the_backends(tmp_path: Path) -> None:
+    weights = helper.make_tensor("w", TYPES["FP32"], [4, 4], np.eye(4, dtype=np.float32).tobytes(), raw=True)
+    made = graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [("x", "FP32", ("b", "n"))],
+        [("y", "FP32", ("b", 4))],
+        [weights],
+    )
+    config = IO.format("TYPE_FP32").replace("dims: 4", "dims: -1", 1)
+    running = instance(context(tmp_path, config, made))
+    with pytest.raises(BackendError, match=r"^onnx runtime error \d+: .*MatMul"):
+        run(running, [ask(np.ones((1, 5), np.float32))])
+    assert run(running, [ask(np.ones((1, 4), np.float32))])[0].error is None
+
+
+def test_a_model_that_drops_the_batch_dimension(tmp_path: Path) -> None:
+    shape = helper.make_tensor("s", TYPES["INT64"], [2], [-1, 8])
+    made = graph(
+        [helper.make_node("Reshape", ["x", "s"], ["y"])], [("x", "FP32", ("b", 4))], [("y", "FP32", ("c", 8))], [shape]
+    )
+    config = IO.replace("'y' data_type: {0} dims: 4", "'y' data_type: {0} dims: 8").format("TYPE_FP32")
+    running = instance(context(tmp_path, config, made))
+    with pytest.raises(BackendError, match="has 1 rows for a batch of 2"):
+        run(running, [ask(np.ones((1, 4), np.float32))] * 2)
+
+
+def test_description(tmp_path: Path) -> None:
+    described = OnnxRuntimeBackend().describe(context(tmp_path, "", identity("INT64", ("b", "s", 3))))
+    assert described.batching
+    assert [(each.name, each.datatype, each.dims) for each in described.inputs] == [("x", "INT64", (-1, -1, 3))]
+    fixed = OnnxRuntimeBackend().describe(context(tmp_path, "", identity("FP32", (2, 3))))
+    assert not fixed.batching
+
+
+def test_files_that_are_missing_or_broken(tmp_path: Path) -> None:
+    made = context(tmp_path, IO.format("TYPE_FP32"), None)
+    with pytest.raises(WorkbenchError) as caught:
+        instance(made)
+    assert caught.value.status_text == (
+        f"Unavailable: unable to find '{tmp_path}/m/1/model.onnx' for model instance 'm'"
+    )
+    with pytest.raises(
+        WorkbenchError, match=r"^onnx runtime error 7: Load model from .* failed:Protobuf parsing failed"
+    ):
+        instance(context(tmp_path, IO.format("TYPE_FP32"), b"nonsense"))
+
+
+def test_a_file_by_another_name_or_in_a_directory(tmp_path: Path) -> None:
+    made = context(tmp_path, IO.format("TYPE_FP32") + " default_model_filename: 'other.onnx'", None)
+    (tmp_path / "m" / "1" / "other.onnx").mkdir()
+    (tmp_path / "m" / "1" / "other.onnx" / "model.onnx").write_bytes(scale())
+    assert run(instance(made), [ask(np.ones((1, 4), np.float32))])[0].error is None
+
+
+TWO = graph(
+    [
+        helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+        helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+    ],
+    [("INPUT0", "FP32", ("b", 16)), ("INPUT1", "FP32", ("b", 16))],
+    [("OUTPUT0", "FP32", ("b", 16)), ("OUTPUT1", "FP32", ("b", 16))],
+)
+
+
+def io(*, inputs: dict[str, str] | None = None, outputs: dict[str, str] | None = None) -> str:
+    parts = ["max_batch_size: 8"]
+    for kind, given in (("input", inputs), ("output", outputs)):
+        for name, rest in (given or {f"{kind.upper()}{i}": "data_type: TYPE_FP32 dims: 16" for i in range(2)}).items():
+            parts.append(f"{kind} {{ name: '{name}' {rest} }}")
+    return "\n".join(parts)
+
+
+F16 = "data_type: TYPE_FP32 dims: 16"
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            io(inputs={"INPUT0": F16, "INPUT1": F16, "INPUT2": F16}),
+            "unable to load model 'm', configuration expects 3 inputs, model provides 2",
+        ),
+        (io(inputs={"INPUT0": F16}), "unable to load model 'm', configuration expects 1 inputs, model provides 2"),
+        (
+            io(inputs={"INPUT0": F16, "UNKNOWN": F16}),
+            "unexpected inference input 'UNKNOWN', allowed inputs are: INPUT0, INPUT1",
+        ),
+        (
+            io(outputs={"UNKNOWN": F16}),
+            "unexpected inference output 'UNKNOWN', allowed outputs are: OUTPUT0, OUTPUT1",
+        ),
+        (
+            io(inputs={"INPUT0": F16, "INPUT1": "data_type: TYPE_INT32 dims: 16"}),
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'INPUT1', model provides "
+            "TYPE_FP32",
+        ),
+        (
+            io(inputs={"INPUT0": "data_type: TYPE_FP32 dims: [ 16, 1 ]", "INPUT1": F16}),
+            "model 'm', tensor 'INPUT0': the model expects 2 dimensions (shape [-1,16]) but the model configuration "
+            "specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
+            "tensor shape, making complete shape [-1,16,1])",
+        ),
+        (
+            io(outputs={"OUTPUT1": "data_type: TYPE_FP32 dims: 1"}),
+            "model 'm', tensor 'OUTPUT1': the model expects 2 dimensions (shape [-1,16]) but the model configuration "
+            "specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
+            "tensor shape, making complete shape [-1,1])",
+        ),
+        (
+            io().replace("max_batch_size: 8", "max_batch_size: 0"),
+            "model 'm', tensor 'INPUT0': the model expects 2 dimensions (shape [-1,16]) but the model configuration "
+            "specifies 1 dimensions (shape [16])",
+        ),
+        (
+            io(inputs={"INPUT0": F16 + " optional: true", "INPUT1": F16}),
+            "unable to load model 'm', optional input 'INPUT0' is not supported for models that support batching",
+        ),
+    ],
+)
+def test_configurations_that_do_not_fit(tmp_path: Path, config: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        instance(context(tmp_path, config, TWO))
+    assert caught.value.message == text
+
+
+def test_a_fixed_first_dimension_cannot_batch(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="for the model to support batching the shape should have at least 1 dim"):
+        instance(context(tmp_path, IO.format("TYPE_FP32"), scale(dims=(1, 4))))
+
+
+def parameters(**values: str) -> Any:
+    text = " ".join(f"parameters {{ key: '{k}' value {{ string_value: '{v}' }} }}" for k, v in values.items())
+    return ConfigDocument.parse(text.replace("__", ".").encode()).message
+
+
+def test_session_parameters() -> None:
+    import onnxruntime as ort
+
+    plain = session_options(parameters())
+    assert (plain.intra_op_num_threads, plain.inter_op_num_threads) == (0, 0), "Triton's default: the runtime decides"
+    assert plain.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    assert plain.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
+    options = session_options(
+        parameters(
+            intra_op_thread_count="2", inter_op_thread_count="3", execution_mode="1", enable_mem_arena="false",
+            enable_mem_pattern="0", session__intra_op__allow_spinning="0",
+        )
+    )  # fmt: skip
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 3)
+    assert options.execution_mode == ort.ExecutionMode.ORT_PARALLEL
+    assert not options.enable_cpu_mem_arena
+    assert not options.enable_mem_pattern
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    config = ConfigDocument.parse(b"optimization { graph { level: 2 } }").message
+    assert session_options(config).graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"execution_mode": "2"}, "Expected values for  execution_mode are 0 or 1 but got 2 ."),
+        ({"intra_op_thread_count": "many"}, "failed to convert 'many' to integral number"),
+        ({"enable_mem_arena": "perhaps"}, "failed to convert 'perhaps' to boolean value"),
+    ],
+)
+def test_parameters_that_cannot_be_read(values: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text.replace("  ", " +").rstrip(".")):
+        session_options(parameters(**values))
+
+
+def test_accelerators_are_refused_by_name() -> None:
+    text = b"optimization { execution_accelerators { cpu_execution_accelerator { name: 'openvino' } } }"
+    with pytest.raises(InvalidRequest, match="unknown Execution Accelerator 'openvino' is requested"):
+        session_options(ConfigDocument.parse(text).message)
+
+
+def test_backends_by_name() -> None:
+    assert create_backend("onnxruntime").name == "onnxruntime"
+    with pytest.raises(InvalidRequest, match="unable to find backend library for backend 'nope'"):
+        create_backend("nope")
+    with pytest.raises(InvalidRequest, match="escapes backend directory"):
+        create_backend("../evil")
+    assert onnx_models.CONFIG

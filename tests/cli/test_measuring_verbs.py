@@ -1,0 +1,77 @@
+"""profile, sweep, runs and export against a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench.cli import main
+from workbench.session.opening import serve
+from workbench.session.remote import WorkbenchServer
+
+pytestmark = pytest.mark.usefixtures("server")
+FAST = ["-p", "400", "--warmup", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[WorkbenchServer]:
+    with serve(repository, models=["magika"], name="cli-test") as opened:
+        yield opened
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> str:
+    return str(tmp_path / "runs")
+
+
+def test_profile_measures_a_range_and_stores_it(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["profile", "magika", "--server", "cli-test", "--concurrency-range", "1:3:2", "--runs", runs, "--json", *FAST])
+    answer = json.loads(capsys.readouterr().out)
+    assert [point["load"]["concurrency"] for point in answer["points"]] == [1, 3]
+    assert all(point["throughput"] > 0 and point["failed"] == 0 for point in answer["points"])
+    assert main(["runs", "list", "--runs", runs, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["id"], row["points"], row["status"]) == (answer["run"], 2, "done")
+    assert main(["runs", "show", "latest", "--runs", runs]) == 0
+    assert "concurrency 3" in capsys.readouterr().out
+
+
+def test_a_sweep_is_exported_with_its_best_configuration(
+    runs: str, tmp_path: Path, repository: Path, server: WorkbenchServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = server.config("magika").text
+    grid = ["--set", "max_batch_size=[2,4]", "--set", 'dynamic_batching=[{"max_queue_delay_microseconds": 100}]']
+    main(["sweep", "magika", "--server", "cli-test", *grid, "--concurrency", "4", "--runs", runs, "--json", *FAST])
+    answer = json.loads(capsys.readouterr().out)
+    assert [point["settings"]["max_batch_size"] for point in answer["points"]] == [2, 4]
+    assert server.config("magika").text == before
+    if answer["best"] is None:
+        pytest.fail(f"no valid point: {answer['points']}")
+    arguments = ["export", answer["run"], "--to", str(tmp_path / "out"), "--runs", runs, "--json"]
+    assert main([*arguments, "--model-repository", str(repository)]) == 0
+    written = (tmp_path / "out" / "model_repository" / "magika" / "config.pbtxt").read_text()
+    assert f"max_batch_size: {answer['best']['settings']['max_batch_size']}" in written
+    assert "max_queue_delay_microseconds: 100" in written
+    provenance = json.loads((tmp_path / "out" / "provenance.json").read_text())
+    assert provenance["models"]["magika"]["measured"]["run"] == answer["run"]
+    capsys.readouterr()
+    assert main([*arguments, "--model-repository", str(repository)]) == 1
+    assert "exists" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_repository_is_exported_as_it_is(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(repository), "--to", str(tmp_path / "out"), "--model", "magika"]) == 0
+    assert "tritonserver --model-repository=" in capsys.readouterr().out
+    copied = tmp_path / "out" / "model_repository" / "magika"
+    assert (copied / "config.pbtxt").read_bytes() == (repository / "magika" / "config.pbtxt").read_bytes()
+
+
+def test_an_unknown_model_is_named(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "nothing", "--server", "cli-test", "--runs", runs, *FAST]) == 1
+    shown = capsys.readouterr()
+    assert "nothing" in shown.err + shown.out

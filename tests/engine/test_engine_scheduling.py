@@ -1,0 +1,133 @@
+"""What the engine adds to the scheduler: timers, order of responses, priorities, instances that die."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from asking import Asker, wait_until
+from gate_backend import CONFIG as GATE_CONFIG
+from gate_backend import Gate
+from onnx_models import CONFIG, add_model, request
+
+from workbench.config import Edit
+from workbench.engine import InferenceEngine
+
+LOOP = GATE_CONFIG + 'parameters { key: "loop" value { string_value: "1" } }\n'
+
+
+def one_by_one(config: str) -> str:
+    return config.replace("max_batch_size: 8", "max_batch_size: 1")
+
+
+def test_a_queue_delay_is_held_and_never_cut_short(repository: Path, make_engine: Any) -> None:
+    engine = make_engine(repository)
+    engine.configure("double", [Edit("dynamic_batching.max_queue_delay_microseconds", "set", 3000)])
+    for _ in range(20):
+        engine.infer(request())
+    batches, rows = engine.records.read().batches, engine.records.read().requests
+    waited = batches["acquired"] - rows["arrival"]
+    assert set(batches["reason"]) == {"delay"}
+    assert (waited >= 3_000_000).all()
+    assert np.median(waited) < 3_600_000
+    # a full batch does not wait
+    for each in Asker(engine).send([request() for _ in range(8)]):
+        each.wait()
+    assert engine.records.read().batches["reason"][-1] == "full"
+
+
+def test_priorities_overtake(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    config = one_by_one(GATE_CONFIG).replace(
+        "dynamic_batching { }", "dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
+    )
+    add_model(tmp_path, "gate", config=config)
+    engine = make_engine(tmp_path)
+    asker = Asker(engine)
+    first = asker.send([request("gate", id="first")])
+    assert gate.started.acquire(timeout=10)
+    rest = asker.send([request("gate", id=f"low{i}") for i in range(3)])
+    rest += asker.send([request("gate", id=f"high{i}", priority=1) for i in range(2)])
+    gate.open.set()
+    for each in first + rest:
+        each.wait()
+    assert [batch[0] for batch in gate.batches] == ["first", "high0", "high1", "low0", "low1", "low2"]
+
+
+def test_preserve_ordering_keeps_the_order_of_requests(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    """Two loop instances; the second ends first, its answer waits for the first one's."""
+    config = one_by_one(LOOP).replace("count: 1", "count: 2")
+    config = config.replace("dynamic_batching { }", "dynamic_batching { preserve_ordering: true }")
+    add_model(tmp_path, "gate", config=config)
+    engine = make_engine(tmp_path)
+    first, second, third = Asker(engine).send([request("gate", id=each) for each in "abc"])
+    for _ in range(2):
+        assert gate.started.acquire(timeout=10)
+    by_request = {gate.instances[name].running.requests[0].id: gate.instances[name] for name in gate.instances}
+    engine.loop.call_soon_threadsafe(by_request["b"].end)
+    assert gate.started.acquire(timeout=10)  # the freed instance has taken the third
+    assert not second.ended.is_set()
+    gate.open.set()
+    engine.loop.call_soon_threadsafe(by_request["b"].end)
+    engine.loop.call_soon_threadsafe(by_request["a"].end)
+    assert third.wait().error is None
+    assert (first.order, second.order, third.order) == (0, 1, 2)
+
+
+def test_loop_instances_serve(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    add_model(tmp_path, "gate", config=LOOP)
+    engine = make_engine(tmp_path)
+    gate.open.set()
+    for index, each in enumerate(Asker(engine).send([request("gate", value=float(i)) for i in range(20)])):
+        np.testing.assert_array_equal(each.wait().as_numpy("y")[0], np.full(4, index, np.float32))
+    assert max(len(batch) for batch in gate.batches) == 8
+
+
+def test_a_dead_instance_gets_nothing_until_it_is_back(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    add_model(tmp_path, "gate", config=LOOP)
+    engine: InferenceEngine = make_engine(tmp_path)
+    asker = Asker(engine)
+    (running,) = asker.send([request("gate")])
+    assert gate.started.acquire(timeout=10)
+    instance = gate.instances["gate_0_0"]
+    instance.die()
+    error = running.wait().error
+    assert error is not None
+    assert error.message == "the process ended"
+    wait_until(lambda: not engine.snapshot().version("gate").instances[0].healthy)
+    assert engine.snapshot().version("gate").instances[0].why == "exit code -9"
+    assert not engine.is_model_ready("gate")
+    (waiting,) = asker.send([request("gate")])
+    wait_until(lambda: engine.snapshot().version("gate").pending == 1)
+    assert not gate.started.acquire(timeout=0.05)
+    gate.open.set()
+    instance.revive()
+    assert waiting.wait().error is None
+    assert engine.is_model_ready("gate")
+    assert [event.level for event in engine.events.after() if event.kind == "instance"] == ["error", "info"]
+
+
+def test_when_no_instance_will_come_back_requests_fail(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    add_model(tmp_path, "gate", config=LOOP)
+    engine = make_engine(tmp_path)
+    asker = Asker(engine)
+    running, waiting = asker.send([request("gate"), request("gate")])[0], None
+    assert gate.started.acquire(timeout=10)
+    (waiting,) = asker.send([request("gate")])
+    gate.instances["gate_0_0"].die(gone=True)
+    assert running.wait().error is not None
+    assert "no instance of model 'gate' is left" in str(waiting.wait().error)
+    (refused,) = asker.send([request("gate")])
+    assert refused.refused is not None
+    assert engine.snapshot().version("gate").pending == 0
+
+
+def test_many_models_do_not_disturb_each_other(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    """A model whose only instance hangs does not hold up another."""
+    add_model(tmp_path, "gate", config=GATE_CONFIG)
+    add_model(tmp_path, "double", config=CONFIG)
+    engine = make_engine(tmp_path)
+    Asker(engine).send([request("gate") for _ in range(20)])
+    assert gate.started.acquire(timeout=10)
+    for _ in range(20):
+        assert engine.infer(request(), 5).error is None

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.panels.hints import Observed, hints
+
+BATCHED = {"max_batch_size": 8, "dynamic_batching": {"max_queue_delay_microseconds": "500"}}
+
+
+def seen(counts: dict[tuple[int, str], int], **other: Any) -> Observed:
+    values: dict[str, Any] = {
+        "queue_ms": 1.0, "compute_ms": 2.0, "failed_s": 0.0, "max_in_flight": 4, "config": BATCHED, **other
+    }  # fmt: skip
+    return Observed(counts=counts, **values)
+
+
+@pytest.mark.parametrize(
+    ("observed", "words"),
+    [
+        (seen({}), "No batch was executed"),
+        (seen({(1, "delay"): 9}, max_in_flight=1), "in flight is 1: batching cannot happen"),
+        (seen({(1, "direct"): 9}, config={"max_batch_size": 8}), "dynamic_batching is not set"),
+        (seen({(1, "direct"): 9}, config={"max_batch_size": 0}), "max_batch_size is 0"),
+        (seen({(1, "full"): 9}, config={**BATCHED, "max_batch_size": 1}), "max_batch_size is 1"),
+        (seen({(8, "full"): 9, (2, "delay"): 1}), "90% of the batches are full (8 rows)"),
+        (seen({(3, "delay"): 9}), "(500) was over, with 3.00 rows on average"),
+        (seen({(4, "preferred"): 9}, queue_ms=30.0), "Requests wait 30.00 ms for 2.00 ms of compute"),
+        (seen({(2, "shapes"): 5, (4, "full"): 5}), "have different shapes"),
+        (seen({(4, "preferred"): 9}, failed_s=2.5), "2.5 requests/s fail"),
+        (seen({(4, "preferred"): 9}), "nothing stands out"),
+    ],
+)
+def test_each_finding_has_its_sentence(observed: Observed, words: str) -> None:
+    assert any(words in line for line in hints(observed)), hints(observed)
+
+
+def test_a_model_that_is_not_batched_for_good_reason_is_not_told_to_turn_on_what_it_cannot_have() -> None:
+    ensemble = seen({(1, "direct"): 3}, config={"max_batch_size": 8, "ensemble_scheduling": {}})
+    assert not any("dynamic_batching" in line for line in hints(ensemble))

@@ -1,0 +1,103 @@
+"""The load on an engine in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_echo import write_repository
+
+from workbench.config import to_json
+from workbench.engine import EngineOptions, InferenceEngine
+from workbench.profiling import Load, Measurer, measure
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.records import RecordColumns
+
+
+class EngineTarget:
+    """An engine as a target with protocol ``in-kernel``."""
+
+    url = ""
+    protocol = "in-kernel"
+
+    def __init__(self, engine: InferenceEngine, root: Path) -> None:
+        self.engine = engine
+        self.root = root
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        return self.engine.statistics(model)
+
+    def model_config(self, model: str) -> Mapping[str, Any]:
+        return to_json(self.engine.model_config(model))
+
+    def model_directory(self, model: str) -> Path:
+        return self.root / model
+
+    def records(self, after: int) -> RecordColumns | None:
+        return self.engine.records.read(after)
+
+    def epoch(self, model: str) -> int | None:
+        return self.engine.config_state(model).epoch
+
+    def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+        self.engine.loop.call_soon_threadsafe(self.engine.submit, request, on_response)
+        return None
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineTarget]:
+    root = write_repository(tmp_path_factory.mktemp("models"))
+    engine = InferenceEngine(EngineOptions(repositories=(root,), python_execution="thread"))
+    engine.start()
+    yield EngineTarget(engine, root)
+    engine.stop()
+
+
+@pytest.mark.parametrize("load", [Load.closed(4), Load.open(100)], ids=["closed", "open"])
+def test_both_kinds_of_load_and_the_row_says_where_it_came_from(target: EngineTarget, load: Load) -> None:
+    short = Load.from_json({**load.to_json(), "duration_s": 0.4, "warmup_s": 0.1, "min_requests": 0})
+    with Measurer(target, "echo") as measurer:
+        measured = measurer.run(short)
+    point = measured.point
+    assert point.protocol == "in-kernel"
+    assert any("shares the GIL" in note for note in point.notes)
+    assert point.failed == 0
+    assert point.n > 15
+    assert not any("counted" in reason or "lost" in reason for reason in point.reasons)
+    assert sum(sum(sizes.values()) for sizes in point.batch_reasons.values()) > 5
+    if load.kind == "open":
+        samples = measured.samples
+        assert (samples.sent >= samples.scheduled).all()
+        assert point.throughput == pytest.approx(100, rel=0.5)
+
+
+def test_stopping_is_at_once(target: EngineTarget) -> None:
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    begin = time.monotonic()
+    point = measure(target, "echo", Load.closed(1, duration_s=30), stop=stop)
+    assert time.monotonic() - begin < 5
+    assert "stopped" in point.reasons[0]
+
+
+def test_a_request_that_is_refused_does_not_hang(target: EngineTarget) -> None:
+    class Refusing(EngineTarget):
+        def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+            raise ValueError("nobody takes this")
+
+    load = Load.closed(2, duration_s=0.2, warmup_s=0.0, min_requests=0)
+    point = measure(Refusing(target.engine, target.root), "echo", load)
+    assert point.n == 0
+    assert point.failed > 2
+    assert _only(point.errors) == "ValueError: nobody takes this"
+    assert not point.valid
+
+
+def _only(errors: Mapping[str, int]) -> str:
+    names: Sequence[str] = list(errors)
+    assert len(names) == 1
+    return names[0]

@@ -1,0 +1,57 @@
+"""Changing a loaded model without opening it anew: its settings, and its instances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.engine.core import EngineCore
+from workbench.engine.entry import ModelEntry
+from workbench.engine.execution import InstanceSlot
+from workbench.engine.instances import instance_specs, make_slots, plan_update
+from workbench.engine.model import ModelVersion
+from workbench.engine.prepare import Polled
+from workbench.errors import LoadFailed
+
+
+def adopt(core: EngineCore, entry: ModelEntry, polled: Polled, configs: Mapping[int, Any]) -> None:
+    """Puts a configuration in force in every version at once; nothing that waits or runs is lost."""
+    entry.epoch += 1
+    entry.document, entry.raw = polled.document, polled.raw
+    for number, config in configs.items():
+        model = entry.versions[number].model
+        assert model is not None
+        model.reconfigure(config, entry.epoch)
+    core.events.append(
+        "epoch", entry.name, f"configuration {entry.epoch} of '{entry.name}' is in force", epoch=entry.epoch
+    )
+
+
+async def update_instances(core: EngineCore, entry: ModelEntry, configs: Mapping[int, Any]) -> None:
+    """Makes new instances before old ones go; if one cannot be made, nothing changes.
+
+    Raises:
+        LoadFailed: an instance could not be made.
+    """
+    assert entry.source is not None
+    plans: list[tuple[ModelVersion, list[InstanceSlot], list[InstanceSlot]]] = []
+    try:
+        for number, config in configs.items():
+            model = entry.versions[number].model
+            assert model is not None
+            kept, missing = plan_update(model.slots, instance_specs(config, model.next_index))
+            model.next_index += len(missing)
+            plans.append((model, kept, await make_slots(model, missing, entry.source.directory)))
+    except Exception as error:
+        for _, _, slots in plans:
+            for slot in slots:
+                await core.on_closer(slot.close)
+        message = getattr(error, "message", str(error))
+        raise LoadFailed(
+            f"load failed for model '{entry.name}': {message}\n", hint="the instances that were there still serve"
+        ) from error
+    for model, kept, slots in plans:
+        for slot in slots:
+            model.add_slot(slot)
+        for slot in [each for each in model.slots if each not in kept and each not in slots]:
+            model.retire_slot(slot)

@@ -1,0 +1,119 @@
+"""What a sweep shows in words: the table of its points, the best one, how it ended, what it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from workbench.charts.rows import PointRow
+from workbench.errors import WorkbenchError
+from workbench.panels.html import chip, escape, number, table
+from workbench.panels.sweep_form import Plan, settings_label
+from workbench.panels.views import flat_histogram
+from workbench.tuning import Choice, advise_batching
+
+if TYPE_CHECKING:
+    from workbench.profiling import Point, SweepResult
+
+HEADERS = (
+    "configuration", "load", "infer/s", "p50 (ms)", "p90 (ms)", "p99 (ms)", "mean batch", "queue (ms)", "infer (ms)",
+    "requests", "verdict",
+)  # fmt: skip
+
+
+def point_row(point: Point) -> PointRow:
+    """A measured point as charts and tables show it."""
+    load = point.load
+    label = str(load.concurrency) if load.kind == "closed" else f"{load.rate:g}/s"
+    counts = point.batch_reasons or {"unknown": point.batch_rows}
+    return PointRow(
+        configuration=settings_label(point.settings),
+        load=label if load.batch_size == 1 else f"{label} × {load.batch_size}",
+        throughput=point.throughput,
+        p50_ms=point.p50_ms,
+        p90_ms=point.p90_ms,
+        p95_ms=point.p95_ms,
+        p99_ms=point.p99_ms,
+        mean_batch=point.mean_batch,
+        queue_ms=point.queue_ms,
+        compute_input_ms=point.compute_input_ms,
+        compute_infer_ms=point.compute_infer_ms,
+        compute_output_ms=point.compute_output_ms,
+        n=point.n,
+        failures=point.failed,
+        valid=point.valid and not point.error,
+        why_not=point.error or "; ".join(point.reasons),
+        note="" if point.stable else "not stable: " + "; ".join(point.reasons),
+        histogram=flat_histogram(counts),
+    )
+
+
+def points_table(points: Sequence[Point], rows: Sequence[PointRow], best: PointRow | None, run_id: str = "") -> str:
+    """All points as a table, newest last; the best one marked, those that are not valid greyed with the reason."""
+    cells, classes = [], []
+    for point, row in zip(points, rows, strict=True):
+        verdict = chip("valid", "ok") if row.valid else chip("not valid", "bad", row.why_not)
+        if row.valid and row.note:
+            verdict = chip("not stable", "warn", row.note)
+        why = f' <span class="wb-muted">{escape(row.why_not[:60])}</span>' if not row.valid else ""
+        cells.append(
+            [
+                escape(row.configuration),
+                escape(row.load),
+                number(row.throughput),
+                number(row.p50_ms, 2),
+                number(row.p90_ms, 2),
+                number(row.p99_ms, 2),
+                number(row.mean_batch, 2),
+                number(row.queue_ms, 2),
+                number(row.compute_infer_ms, 2),
+                f"{point.n:,}" + (f" ({point.failed:,} failed)" if point.failed else ""),
+                (chip("best", "ok") + " " if row is best else "") + verdict + why,
+            ]
+        )
+        classes.append("wb-chosen" if row is best else "" if row.valid else "wb-invalid")
+    run = f'<div class="wb-muted">Stored as run <span class="wb-mono">{escape(run_id)}</span></div>' if run_id else ""
+    return f'<div class="wb-scroll">{table(HEADERS, cells, row_class=classes)}</div>{run}'
+
+
+def duration(seconds: float) -> str:
+    """A time that people read: seconds, from 90 on minutes."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min"
+
+
+def best_html(choice: Choice, points: Sequence[Point], goal_p99_ms: float | None) -> str:
+    """The best point in a sentence, and what the measured curve says about batching."""
+    try:
+        advice = advise_batching(points, p99_ms=goal_p99_ms).text
+    except WorkbenchError:
+        advice = ""  # the grid does not hold both kinds
+    more = f'<br><span class="wb-muted">{escape(advice)}</span>' if advice else ""
+    point = choice.point
+    tied = f" · {len(choice.tied)} more too close to call" if choice.tied else ""
+    return (
+        f'<span class="wb-best"><b>{escape(settings_label(point.settings))}</b></span> at {escape(point.load.label)}: '
+        f"<b>{number(point.throughput)}</b> infer/s, p99 <b>{number(point.p99_ms, 2)}</b> ms{escape(tied)}{more}"
+    )
+
+
+def status_tone(result: SweepResult) -> str:
+    """How well a sweep ended, as the tone of a chip."""
+    return {"done": "ok", "stopped": "warn"}.get(result.status, "bad")
+
+
+def status_html(result: SweepResult) -> str:
+    """How a sweep ended."""
+    restored = "configuration restored" if result.restored else "configuration NOT restored"
+    text = f"{len(result.points)} of {result.total} points · {restored} {result.error}"
+    return f'{chip(result.status, status_tone(result))} <span class="wb-muted">{escape(text)}</span>'
+
+
+def estimate_html(plan: Plan) -> str:
+    """What a sweep would cost."""
+    loads = plan.points // max(1, plan.configurations)
+    text = (
+        f"{plan.configurations} configurations × {loads} loads = {plan.points} points, about {duration(plan.seconds)}"
+    )
+    return f'<span class="wb-muted">{escape(text)}</span>'

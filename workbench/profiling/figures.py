@@ -1,0 +1,78 @@
+"""From evaluations to the fields of a point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.profiling.client_side import ClientSide
+from workbench.profiling.cpu import CpuReading, cpus_between
+from workbench.profiling.samples import Samples
+from workbench.profiling.server_side import ServerSide
+from workbench.records import RecordColumns
+
+
+def client_fields(client: ClientSide, samples: Samples) -> dict[str, Any]:
+    """Latencies, throughput, failures, lag."""
+    latency = client.latency_ms
+    return {
+        "n": client.n,
+        "sent": int((samples.sent > 0).sum()),
+        "failed": client.failed,
+        "errors": samples.errors(),
+        "throughput": client.throughput.value,
+        "throughput_low": client.throughput.low,
+        "throughput_high": client.throughput.high,
+        "mean_ms": float(np.mean(latency)) if len(latency) else math.nan,
+        "p50_ms": client.p50.value,
+        "p50_low": client.p50.low,
+        "p50_high": client.p50.high,
+        "p90_ms": client.at(0.9),
+        "p95_ms": client.at(0.95),
+        "p99_ms": client.p99.value,
+        "p99_low": client.p99.low,
+        "p99_high": client.p99.high,
+        "max_ms": float(latency[-1]) if len(latency) else math.nan,
+        "sent_p50_ms": client.sent_at(0.5),
+        "sent_p90_ms": client.sent_at(0.9),
+        "sent_p95_ms": client.sent_at(0.95),
+        "sent_p99_ms": client.sent_at(0.99),
+        "lag_p50_ms": client.lag_at(0.5),
+        "lag_p99_ms": client.lag_at(0.99),
+        "littles_law": client.littles_law,
+    }
+
+
+def server_fields(side: ServerSide | None) -> dict[str, Any]:
+    """The server's split and batch sizes; nothing where it counts nothing, or was reset."""
+    if side is None or side.reset:
+        return {}
+    names = ("mean_batch", "request_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
+    fields: dict[str, Any] = {name: getattr(side, name) for name in (*names, "overhead_ms")}
+    return fields | {"batch_rows": side.batch_rows, "batch_compute_ms": side.batch_compute_ms}
+
+
+def cpu_fields(readings: Sequence[CpuReading], samples: Samples) -> dict[str, Any]:
+    """Who used the processors between two readings; nothing without both."""
+    if len(readings) != 2:
+        return {}
+    machine, server = cpus_between(*readings)
+    generator = samples.cpu_s / samples.seconds if samples.seconds > 0 else math.nan
+    known = generator + (0.0 if math.isnan(server) else server)
+    return {"generator_cpu": generator, "server_cpu": server, "other_cpu": max(0.0, machine - known)}
+
+
+def batch_reasons(records: RecordColumns | None, model: str, window: tuple[int, int]) -> dict[str, dict[int, int]]:
+    """Executions of the window by reason and rows."""
+    if records is None:
+        return {}
+    batches = records.batches
+    chosen = (batches["model"] == model) & (batches["done"] >= window[0]) & (batches["done"] < window[1])
+    out: dict[str, dict[int, int]] = {}
+    for reason, rows in zip(batches["reason"][chosen], batches["rows"][chosen].tolist(), strict=True):
+        sizes = out.setdefault(str(reason), {})
+        sizes[rows] = sizes.get(rows, 0) + 1
+    return {reason: dict(sorted(sizes.items())) for reason, sizes in sorted(out.items())}

@@ -1,0 +1,123 @@
+"""What a sweep gives: its progress while it runs, its points at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from workbench.profiling.point import Point
+from workbench.records.runs import Run, RunStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a sweep is. ``point`` is the newest one, None at the start; ``eta_s`` is a guess at first."""
+
+    done: int
+    total: int
+    eta_s: float
+    point: Point | None = None
+
+    @property
+    def fraction(self) -> float:
+        """From 0 to 1."""
+        return self.done / self.total if self.total else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult(Sequence[Point]):
+    """The points of a sweep in the order of measuring; failed ones are among them, with their ``error``.
+
+    ``stopped`` says that it was ended early, ``restored`` that the original configuration is applied again;
+    ``error`` what broke it off or kept it from being restored.
+    """
+
+    model: str
+    grid: Mapping[str, Sequence[Any]]
+    points: tuple[Point, ...]
+    total: int
+    stopped: bool = False
+    restored: bool = True
+    error: str = ""
+    run_id: str = ""
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @overload
+    def __getitem__(self, index: int) -> Point: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Point]: ...
+    def __getitem__(self, index: int | slice) -> Point | Sequence[Point]:
+        return self.points[index]
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A tidy table, one row a point: the grid's values, the load, the figures, the verdict."""
+        import pandas as pd
+
+        return pd.DataFrame([point.row() for point in self.points])
+
+    def best(self, *, p99_ms: float | None = None, p50_ms: float | None = None) -> Point | None:
+        """The valid point with the highest throughput among those that meet the goal and lost no request.
+
+        None when no point does. Points that overlap within their intervals are too close to call: then the one with the
+        lower p99 is taken.
+        """
+        fitting = [
+            point
+            for point in self.points
+            if point.valid
+            and point.failed == 0
+            and (p99_ms is None or point.p99_ms <= p99_ms)
+            and (p50_ms is None or point.p50_ms <= p50_ms)
+        ]
+        if not fitting:
+            return None
+        top = max(fitting, key=lambda point: point.throughput)
+        floor = top.throughput_low if not math.isnan(top.throughput_low) else top.throughput
+        close = [point for point in fitting if point.throughput >= floor and point.throughput_high >= top.throughput]
+        return min([top, *close], key=lambda point: point.p99_ms)
+
+    def save(self, store: RunStore, *, title: str = "") -> str:
+        """Writes the points as a run of the store and gives its id."""
+        with store.create("sweep", model=self.model, title=title, grid=dict(self.grid)) as run:
+            for point in self.points:
+                write_point(run, point, "")
+            run.finish(self.status)
+            return run.id
+
+    @property
+    def status(self) -> str:
+        """``done``, ``stopped`` or ``failed``."""
+        if self.error:
+            return "failed"
+        return "stopped" if self.stopped else "done"
+
+    def __repr__(self) -> str:
+        head = f"Sweep of {self.model}: {len(self.points)} of {self.total} points, {self.status}"
+        if self.error:
+            head += f" ({self.error})"
+        if not self.points:
+            return head
+        names = (*self.grid, "load", "infer/s", "p50 ms", "p99 ms", "mean batch", "verdict")
+        cells = [names]
+        for point in self.points:
+            figures = (point.throughput, point.p50_ms, point.p99_ms, point.mean_batch)
+            settings = (str(point.settings.get(path)) for path in self.grid)
+            cells.append((*settings, point.load.label, *(f"{value:.2f}" for value in figures), point.verdict))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        rows = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+        return "\n".join([head, *rows])
+
+
+def write_point(run: Run, point: Point, key: str) -> int:
+    """Adds a point to a run and gives its number there."""
+    return run.add_point(point.to_json(), row=point.row(), key=key, config=point.config or None)

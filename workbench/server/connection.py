@@ -1,0 +1,393 @@
+"""One client's connection: HTTP/1.1 parsed by httptools, requests in order, limits on everything a client can do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import httptools
+
+from workbench.protocol.binary import Buffer
+from workbench.server.body import Body
+from workbench.server.exchange import Application, Exchange, Stream
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_CHUNKS = 65536
+MAX_BODY_BYTES = 2**31 - 1
+_JOIN_BELOW = 64 * 1024
+_HIGH_WATER = 1024 * 1024
+_KEEP = b"\r\nConnection: keep-alive\r\n\r\n"
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+_HEADS = {
+    (status, kind): f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: ".encode()
+    for status, reason in _REASONS.items()
+    for kind in ("application/json", "application/octet-stream", "text/plain; version=0.0.4; charset=utf-8")
+}
+_EMPTY_HEADS = {
+    status: f"HTTP/1.1 {status} {reason}\r\nContent-Length: ".encode() for status, reason in _REASONS.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What a connection may take, in seconds.
+
+    ``head_s``: for the request's head; ``pause_s``: between two pieces of a body, and for a client to take a piece of
+    its answer; ``linger_s``: how long the rest of a refused request is read and thrown away.
+    """
+
+    head_s: float = 30.0
+    pause_s: float = 60.0
+    linger_s: float = 2.0
+
+
+class Listener(Protocol):
+    """What a connection belongs to."""
+
+    application: Application
+    loop: asyncio.AbstractEventLoop
+    limits: HttpLimits
+    connections: set[HttpConnection]
+    closing: bool
+    max_chunked_bytes: int
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client's connection. The methods called ``on_...`` are httptools' callbacks."""
+
+    def __init__(self, server: Listener) -> None:
+        self.server = server
+        self.loop = server.loop
+        self.transport: asyncio.Transport | None = None
+        self.peer = ""
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._incoming: Exchange | None = None
+        self._body = Body()
+        self._head_bytes = 0
+        self._head_done = False
+        self._waiting: deque[Exchange] = deque()
+        self._current: Exchange | None = None
+        self._stream: Stream | None = None
+        self._deaf = False  # a refused or last request: nothing more is parsed
+        self._eof = False
+        self._paused_reading = False
+        self._paused_writing = False
+        self._ages = [0, 0, 0]  # sweeps: head, pause in the body, unread answer
+        self._unread = 0
+
+    # -- asyncio ------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
+        self.transport.set_write_buffer_limits(high=_HIGH_WATER)
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else ""
+        self.server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: what it waits for is cancelled."""
+        self.server.connections.discard(self)
+        self.transport = None
+        self._deaf = True
+        self._waiting.clear()
+        if self._stream is not None:
+            self._stream._close()
+        self._abandon()
+        self._current = None
+        self._incoming = None
+        self._parser = None
+
+    def _abandon(self) -> None:
+        current = self._current
+        if current is not None and current.on_gone is not None:
+            callback, current.on_gone = current.on_gone, None
+            callback()
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more; as with Triton its request is cancelled, but what runs is still answered."""
+        self._eof = True
+        self._deaf = True
+        self._incoming = None
+        if self._current is None and not self._waiting:
+            return False
+        if self._stream is not None:
+            return False
+        self._abandon()
+        return True
+
+    def pause_writing(self) -> None:
+        """The client does not take its answers: no further request is begun."""
+        self._paused_writing = True
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._paused_writing = False
+        self._next()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        if self._deaf:
+            return
+        self._ages[1] = 0
+        if not self._head_done:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if not self._deaf:
+                self._refuse(400, f"malformed HTTP request: {error}")
+        if not self._head_done and self._head_bytes > MAX_HEAD_BYTES and not self._deaf:
+            self._refuse(431, f"request head exceeds {MAX_HEAD_BYTES} bytes")
+
+    def _without_upgrade(self, rest: bytes) -> None:
+        """A request that offers another protocol (h2c) is served as it is; its body is what follows."""
+        exchange = self._incoming
+        if exchange is None or self._deaf:
+            return
+        if exchange.method == b"CONNECT":
+            self._refuse(405, "Method Not Allowed")
+            return
+        self._parser = httptools.HttpRequestParser(self)
+        headers = {k: v for k, v in exchange.headers.items() if k not in (b"upgrade", b"connection", b"http2-settings")}
+        target = exchange.path + (b"?" + exchange.query if exchange.query else b"")
+        lines = b"".join(b"%b: %b\r\n" % item for item in headers.items())
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (exchange.method, target, lines)
+        self._incoming = None
+        self.data_received(head + rest)
+
+    # -- httptools ----------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._incoming = Exchange(self)
+        self._head_done = False
+        self._ages[0] = 0
+
+    def on_url(self, url: bytes) -> None:
+        """The request's target, perhaps in pieces."""
+        if self._incoming is not None:
+            self._incoming.path += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; of one that comes twice the last counts."""
+        if self._incoming is not None:
+            self._incoming.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The head is here: the body's size is checked before any of it is kept."""
+        exchange = self._incoming
+        if exchange is None:
+            return
+        parser = self._parser
+        self._head_done = True
+        self._head_bytes = 0
+        exchange.method = parser.get_method()
+        exchange.keep_alive = parser.should_keep_alive()
+        exchange.old = parser.get_http_version() == "1.0"
+        if exchange.path[:7].lower() == b"http://":  # as a proxy would have it
+            exchange.path = b"/" + exchange.path[7:].partition(b"/")[2]
+        path, mark, query = exchange.path.partition(b"?")
+        if mark:
+            exchange.path, exchange.query = path, query
+        length = exchange.headers.get(b"content-length")
+        size = None if length is None else int(length)
+        refusal = self.server.application.early_refusal(exchange, size)
+        if refusal is None and size is not None and size > MAX_BODY_BYTES:
+            refusal = (
+                400,
+                "Unable to parse Content-Length, value is out of range [ -2147483648, 2147483647 ], got: "
+                f"{length.decode() if length else ''}",
+            )
+        if refusal is not None:
+            self._refuse(*refusal)
+            return
+        self._body.start(size, exchange.headers.get(b"inference-header-content-length"))
+        expect = exchange.headers.get(b"expect")
+        if expect is not None and expect.lower() == b"100-continue" and self._current is None and self.transport:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_chunk_header(self) -> None:
+        """A chunk of a chunked body begins."""
+        self._body.chunks += 1
+        if self._body.chunks > MAX_CHUNKS + 1 and not self._deaf:
+            self._refuse(
+                400,
+                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. "
+                "Send fewer or larger HTTP chunks.",
+            )
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self._deaf or self._incoming is None:
+            return
+        self._body.add(data)
+        if self._body.chunks and self._body.size > self.server.max_chunked_bytes:
+            refusal = self.server.application.early_refusal(self._incoming, self._body.size)
+            self._refuse(*(refusal or (413, f"request body exceeds {self.server.max_chunked_bytes} bytes")))
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        exchange = self._incoming
+        if exchange is None or self._deaf or self._parser.should_upgrade():
+            return
+        self._incoming = None
+        exchange.body = self._body.take()
+        if not exchange.keep_alive:
+            self._deaf = True
+        if self._current is None and not self._waiting and not self._paused_writing:
+            self._begin(exchange)
+            return
+        self._waiting.append(exchange)
+        if not self._paused_reading and self.transport is not None:
+            self._paused_reading = True
+            self.transport.pause_reading()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answers a request that will not be read to its end, in its turn, and closes."""
+        exchange = self._incoming or Exchange(self)
+        self._incoming = None
+        self._body = Body()
+        self._deaf = True
+        exchange.keep_alive = False
+        exchange.refusal = (status, text)
+        self._waiting.append(exchange)
+        self._next()
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._current = exchange
+        if exchange.refusal is not None:
+            exchange.error(*exchange.refusal)
+            return
+        try:
+            self.server.application.handle(exchange)
+        except Exception as error:  # whatever a handler raises is the answer: the connection and the server stay up
+            exchange.fail(error)
+
+    def _next(self) -> None:
+        while self._waiting and self._current is None and not self._paused_writing and self.transport is not None:
+            self._begin(self._waiting.popleft())
+        if self._paused_reading and not self._waiting and not self._deaf and self.transport is not None:
+            self._paused_reading = False
+            self.transport.resume_reading()
+
+    def send(
+        self, exchange: Exchange, status: int, body: Sequence[Buffer], kind: str, headers: Iterable[tuple[str, str]]
+    ) -> None:
+        """Writes an answer; see ``Exchange.respond``."""
+        transport = self.transport
+        if transport is None or exchange is not self._current:
+            return
+        size = 0
+        for part in body:
+            size += part.nbytes if isinstance(part, memoryview) else len(part)
+        head = _HEADS.get((status, kind)) if kind else _EMPTY_HEADS.get(status)
+        if head is None:
+            reason = _REASONS.get(status, "Status")
+            kind_line = f"Content-Type: {kind}\r\n" if kind else ""
+            head = f"HTTP/1.1 {status} {reason}\r\n{kind_line}Content-Length: ".encode()
+        keep = exchange.keep_alive and not self.server.closing and (not self._eof or bool(self._waiting))
+        tail = (_KEEP if exchange.old else b"\r\n\r\n") if keep else b"\r\nConnection: close\r\n\r\n"
+        lines = "".join(f"\r\n{name}: {value}" for name, value in headers).encode() if headers else b""
+        full = b"%b%d%b%b" % (head, size, lines, tail)
+        if exchange.method == b"HEAD":
+            transport.write(full)
+        elif size < _JOIN_BELOW:
+            transport.write(b"".join((full, *body)))
+        else:
+            transport.writelines([full, *body])
+        self._finish(exchange, keep)
+
+    def start_stream(self, exchange: Exchange, kind: str, status: int) -> Stream:
+        """Writes the head of an answer in pieces; see ``Exchange.stream``."""
+        stream = self._stream = Stream(self)
+        if self.transport is None:
+            stream.closed = True
+            return stream
+        self.transport.write(
+            f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\n"
+            "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode()
+        )
+        return stream
+
+    def _finish(self, exchange: Exchange, keep: bool) -> None:
+        self._current = None
+        if not keep:
+            self._deaf = True
+            self._waiting.clear()
+            self._close(exchange.refusal is not None and not self._eof)
+        elif self._waiting or self._paused_reading:
+            # On another turn of the loop: a client with a thousand pipelined requests must not hold the loop.
+            self.loop.call_soon(self._next)
+
+    def _close(self, linger: bool) -> None:
+        """Closes; a refused client may still be sending, and a reset would lose it the answer: read on a little."""
+        transport = self.transport
+        if transport is None:
+            return
+        if not linger:
+            transport.close()
+            return
+        with contextlib.suppress(OSError, NotImplementedError, RuntimeError):
+            transport.write_eof()
+        if self._paused_reading:
+            transport.resume_reading()
+        self.loop.call_later(self.server.limits.linger_s, transport.close)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def sweep(self, seconds: float) -> None:
+        """Called once a second: a client that dawdles is cut off."""
+        transport, limits = self.transport, self.server.limits
+        if transport is None:
+            return
+        if self._incoming is not None and not self._deaf:
+            self._ages[0] += 1
+            self._ages[1] += 1
+            if not self._head_done and self._ages[0] * seconds >= limits.head_s:
+                self._refuse(408, f"the request's head did not arrive within {limits.head_s:g} s")
+            elif self._head_done and self._ages[1] * seconds >= limits.pause_s:
+                self._refuse(408, f"the request's body paused for {limits.pause_s:g} s")
+        unread = transport.get_write_buffer_size()
+        self._ages[2] = self._ages[2] + 1 if unread and unread >= self._unread else 0
+        self._unread = unread
+        if self._ages[2] * seconds >= limits.pause_s:
+            transport.abort()
+
+    @property
+    def busy(self) -> bool:
+        """A request is being answered or waits, or an answer is on its way out."""
+        return (
+            self._current is not None
+            or bool(self._waiting)
+            or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
+        )
+
+    def shut(self) -> None:
+        """Closes when nothing is in flight; a stream is ended."""
+        if self._stream is not None and self._stream.endless:
+            self._stream.end()
+        elif not self.busy and self.transport is not None:
+            self.transport.close()
