@@ -252,6 +252,17 @@ def test_5_5_nor_may_a_decoupled_input_be_joined_with_one_that_is_not() -> None:
     )
 
 
+def test_5_5_outputs_from_different_decoupled_steps_are_refused_in_the_ensembles_name() -> None:
+    """As tritonserver 2.51 says it."""
+    message = ensemble(
+        step("repeat", {"IN": "X"}, {"OUT": "t"}), step("repeat", {"IN": "X"}, {"OUT": "u"}),
+        step("one", {"IN": "t"}, {"OUT": "Y"}), step("one", {"IN": "u"}, {"OUT": "Z"}), outputs="Y Z", batch=0,
+    )  # fmt: skip
+    assert refusal(message, REPEAT, model("one", batch=0)) == (
+        "in ensemble ens, step of model 'ens' receives inputs originated from different decoupled models"
+    )
+
+
 def test_5_5_branches_of_one_decoupled_step_may_be_joined() -> None:
     made = plan(
         ensemble(
@@ -292,6 +303,16 @@ def loaded(*versions: int) -> Upstream:
 )
 def test_5_10_what_a_composing_model_lacks(upstream: Upstream, text: str | None) -> None:
     assert dependency_problem("ens", {"m": {-1, 3}}, {"m": upstream}) == text
+
+
+def test_5_10_a_step_without_version_asks_for_version_0() -> None:
+    """As tritonserver 2.51 does; -1 is the latest."""
+    message = ensemble(*CHAIN)
+    for each in message.ensemble_scheduling.step:
+        each.ClearField("model_version")
+    assert dependency_problem("ens", required_versions(message), {"a": loaded(1), "b": loaded(1)}) == (
+        "ensemble 'ens' depends on 'a' whose required version 0 is not loaded."
+    )
 
 
 def test_5_10_circles_are_named_for_each_ensemble_in_them() -> None:

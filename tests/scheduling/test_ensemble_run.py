@@ -216,7 +216,14 @@ def test_5_4_an_output_that_was_not_provided_is_not_in_the_answer() -> None:
     first = only(executor.begin("r", request()))
     second = only(executor.respond(first.token, out(t="T"), final=True))
     answer = only(executor.respond(second.token, {}, final=True))
-    assert (dict(answer.outputs), answer.final) == ({}, True)
+    assert (dict(answer.outputs), answer.final, answer.sequence) == ({}, True, None)
+
+
+def test_5_4_an_answer_tells_the_sequence_also_where_nobody_asked_for_one() -> None:
+    """tritonserver 2.51 answers with the parameters sequence_id 0, sequence_start false, sequence_end false."""
+    executor = EnsembleExecutor(make_plan(make_step(0, "X", "Y")))
+    first = only(executor.begin("r", request()))
+    assert only(executor.respond(first.token, out(Y="y"), final=True)).sequence == SequenceFlags(0, False, False)
 
 
 # ---- 5.5

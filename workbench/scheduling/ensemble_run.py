@@ -17,7 +17,8 @@ tuple: () for what depends on no decoupled step, (2,) for its third response, (2
 second decoupled step makes of that. Source: ``ensemble_scheduler.cc``.
 
 **How this differs from Triton.** An iteration is named by the response it comes from, where Triton counts each tensor's
-arrivals: branches that overtake each other are joined rightly, and answers keep the order of the producer's responses.
+arrivals: branches that overtake each other are joined rightly, and answers keep the order of the producer's responses
+(2.51 sends them as they come).
 A step at ``max_inflight_requests`` queues what is to start and has its decoupled producers held (``Hold``), where
 Triton blocks a thread for up to 300 s and then goes on. An ensemble that is not decoupled answers once, when its last
 step has ended. Cancelling cancels the steps under way too, not only the next ones.
