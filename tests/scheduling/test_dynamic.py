@@ -1,8 +1,7 @@
 """The dynamic batcher rule by rule. "1.4a" and the like are the numbers of the reference on Triton's semantics.
 
 Rules without a test here, and why: 1.5.5 (a formed batch waiting in front of an instance: late binding has none), 1.10
-(Triton's idle polling), 1.13 (eager_batching: no scheduler effect), 1.14 (C++ batching strategies), 1.15 (environment
-hooks: the engine's).
+(Triton's idle polling), 1.13 (eager_batching: no scheduler effect), 1.14 (C++ batching strategies).
 """
 
 from __future__ import annotations
@@ -658,3 +657,36 @@ def test_a_long_queue_costs_no_more_per_request_than_a_short_one() -> None:
         assert ids(scheduler.acquire(0, 10**12)) == list(range(count))
         per_item.append(looks / count)
     assert per_item[1] <= per_item[0] + 0.1
+
+
+# ---- 1.15
+
+
+def test_1_15_the_test_hook_holds_batches_until_so_many_wait_once() -> None:
+    scheduler = batcher(hold_until_queued=3, instances=1)
+    put(scheduler, 1, 2)
+    assert scheduler.acquire(0, 0) is None
+    assert scheduler.next_deadline() is None
+    put(scheduler, 3)
+    assert taken(scheduler) == [([1, 2, 3], "no_delay")]
+    put(scheduler, 4)
+    assert taken(scheduler) == [([4], "no_delay")]
+
+
+def test_1_15_the_hook_holds_nothing_without_batching_or_while_draining() -> None:
+    direct = batcher(hold_until_queued=3, batching=False)
+    put(direct, 1)
+    assert taken(direct) == [([1], "direct")]
+    draining = batcher(hold_until_queued=3)
+    put(draining, 1)
+    draining.drain(0)
+    assert taken(draining) == [([1], "no_delay")]
+
+
+def test_1_15_timeouts_pass_while_the_hook_holds() -> None:
+    policy = QueuePolicy(default_timeout_microseconds=10)
+    scheduler = batcher(hold_until_queued=3, default_queue_policy=policy)
+    put(scheduler, 1)
+    assert scheduler.acquire(0, 0) is None
+    assert scheduler.next_deadline() == 10 * US + 1
+    assert [each.id for each in scheduler.expire(10 * US + 1)] == [1]

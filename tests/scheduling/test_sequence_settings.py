@@ -9,10 +9,14 @@ from workbench.errors import ConfigError
 from workbench.scheduling import (
     ControlTensor,
     DirectSequenceScheduler,
+    DynamicBatcher,
     InitialState,
     OldestSequenceScheduler,
+    Scheduler,
     SequenceSettings,
     StateSpec,
+    make_scheduler,
+    scheduler_settings,
     sequence_scheduler,
     sequence_settings_from_config,
 )
@@ -66,6 +70,23 @@ def test_without_a_strategy_it_is_direct_and_the_idle_time_a_second() -> None:
     assert (settings.strategy, settings.idle) == ("direct", 1_000_000_000)
     assert isinstance(sequence_scheduler(settings), DirectSequenceScheduler)
     assert isinstance(sequence_scheduler(parsed("oldest { }")), OldestSequenceScheduler)
+
+
+def test_1_1_the_scheduler_is_chosen_by_the_configuration() -> None:
+    pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
+
+    def made(text: str) -> Scheduler:
+        message = text_format.Parse(f"max_batch_size: 4 {text}", pb.ModelConfig())
+        return make_scheduler(scheduler_settings(message, hold_until_queued=2, hold_until_backlog=1), first_batch_seq=7)
+
+    direct = made("sequence_batching { }")
+    assert isinstance(direct, DirectSequenceScheduler)
+    assert (direct.settings.hold_until_queued, direct.settings.hold_until_backlog) == (2, 1)
+    assert isinstance(made("sequence_batching { oldest { } }"), OldestSequenceScheduler)
+    dynamic = made("dynamic_batching { }")
+    assert isinstance(dynamic, DynamicBatcher)
+    assert (dynamic.settings.batching, dynamic.settings.hold_until_queued) == (True, 2)
+    assert [each.per_instance for each in (direct, dynamic, made(""))] == [True, False, False]
 
 
 def test_3_9_controls_are_read_with_their_values() -> None:

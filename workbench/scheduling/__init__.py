@@ -54,7 +54,13 @@ from workbench.scheduling.rate_limiter import (
     wait_cycle,
     wait_report,
 )
-from workbench.scheduling.sequence import DirectSequenceScheduler, OldestSequenceScheduler, sequence_scheduler
+from workbench.scheduling.sequence import (
+    DirectSequenceScheduler,
+    OldestSequenceScheduler,
+    make_scheduler,
+    scheduler_settings,
+    sequence_scheduler,
+)
 from workbench.scheduling.sequence_base import RESCHEDULE_TEXT, SequenceScheduler, SequenceStatistics
 from workbench.scheduling.sequence_settings import (
     ControlColumn,
@@ -120,10 +126,12 @@ __all__ = [
     "circular_dependencies",
     "dependency_problem",
     "describe_model",
+    "make_scheduler",
     "parse_resource_limit",
     "plan_ensemble",
     "rate_limiter_needs",
     "required_versions",
+    "scheduler_settings",
     "sequence_scheduler",
     "sequence_settings_from_config",
     "settings_from_config",

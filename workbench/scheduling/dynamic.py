@@ -66,6 +66,7 @@ class DynamicBatcher:
         self._expired: list[RejectedItem] = []
         self._draining = False
         self._stopped = False
+        self._hooked = settings.batching and settings.hold_until_queued > 0
         # The decision to wait, kept while arrivals do not change it: nothing leaves before _hold_until.
         self._hold_until: int | None = None
         self._hold_rows = 0
@@ -197,6 +198,9 @@ class DynamicBatcher:
         if not self._count:
             self._refused = True
             return None
+        if self._hooked and self._is_hooked():
+            self._refused = True
+            return None
         hold = self._hold_until
         if hold is not None and now < hold:
             self._refused = True
@@ -220,6 +224,11 @@ class DynamicBatcher:
         seq = self._next_seq
         self._next_seq = seq + 1
         return Batch(seq, instance, cut.items, cut.rows, cut.reason, now)
+
+    def _is_hooked(self) -> bool:
+        """Whether the test hook holds all batches back; once enough has waited it is open for good."""
+        self._hooked = not self._draining and self._count < self._settings.hold_until_queued
+        return self._hooked
 
     def _hold(self, cut: Cut) -> None:
         self._hold_until = cut.hold
@@ -271,7 +280,8 @@ class DynamicBatcher:
         while heap and not self._is_watched(heap[0]):
             heapq.heappop(heap)
         times = [heap[0][0] + 1] if heap else []
-        if self._count and (self._refused or self._running < self._settings.instances):
+        hooked = self._hooked and self._is_hooked()
+        if self._count and not hooked and (self._refused or self._running < self._settings.instances):
             end = self._delay_end()
             if end > self._told:
                 times.append(end)

@@ -16,12 +16,15 @@ more (Triton drops the request then); a sequence of an iterative model is not id
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from workbench.scheduling.dynamic import DynamicBatcher
-from workbench.scheduling.interface import Batch, Item, QueueStatistics, Reason, RejectedItem, SlotRow
+from workbench.scheduling.interface import Batch, Item, QueueStatistics, Reason, RejectedItem, Scheduler, SlotRow
 from workbench.scheduling.sequence_base import SequenceScheduler
-from workbench.scheduling.sequence_settings import SequenceSettings, as_float32
+from workbench.scheduling.sequence_settings import SequenceSettings, as_float32, sequence_settings_from_config
 from workbench.scheduling.sequence_slots import Slot
+from workbench.scheduling.settings import BatcherSettings, settings_from_config
 
 
 class DirectSequenceScheduler(SequenceScheduler):
@@ -249,3 +252,30 @@ def sequence_scheduler(settings: SequenceSettings, *, first_batch_seq: int = 1) 
     """The scheduler of the settings' strategy."""
     made = OldestSequenceScheduler if settings.strategy == "oldest" else DirectSequenceScheduler
     return made(settings, first_batch_seq=first_batch_seq)
+
+
+def scheduler_settings(
+    message: Any, *, hold_until_queued: int = 0, hold_until_backlog: int = 0
+) -> BatcherSettings | SequenceSettings:
+    """What a normalised ``ModelConfig`` message says about batching (1.1): sequences come before dynamic batching.
+
+    Args:
+        message: of the model; not of an ensemble.
+        hold_until_queued: TRITONSERVER_DELAY_SCHEDULER.
+        hold_until_backlog: TRITONSERVER_BACKLOG_DELAY_SCHEDULER.
+
+    Raises:
+        ConfigError: what Triton says of an implicit state when it makes the scheduler.
+    """
+    if message.HasField("sequence_batching"):
+        return sequence_settings_from_config(
+            message, hold_until_queued=hold_until_queued, hold_until_backlog=hold_until_backlog
+        )
+    return replace(settings_from_config(message), hold_until_queued=hold_until_queued)
+
+
+def make_scheduler(settings: BatcherSettings | SequenceSettings, *, first_batch_seq: int = 1) -> Scheduler:
+    """The scheduler for the settings of a model."""
+    if isinstance(settings, SequenceSettings):
+        return sequence_scheduler(settings, first_batch_seq=first_batch_seq)
+    return DynamicBatcher(settings, first_batch_seq=first_batch_seq)

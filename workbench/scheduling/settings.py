@@ -39,7 +39,8 @@ class BatcherSettings:
 
     ``batching=False`` is the direct scheduler: each request is one batch and no queue policy applies. ``instances`` is
     how many batches can run at once. ``preferred_batch_sizes`` may be empty: then max_batch_size is the one preferred
-    size, as Triton's normalisation has it.
+    size, as Triton's normalisation has it. ``hold_until_queued`` is Triton's test hook TRITONSERVER_DELAY_SCHEDULER: no
+    batch is formed before so many requests wait; once, and not without batching.
 
     Raises:
         ValueError: a negative number, or a default priority level outside 1..priority_levels.
@@ -55,6 +56,7 @@ class BatcherSettings:
     priority_queue_policy: Mapping[int, QueuePolicy] = field(default_factory=dict, hash=False)
     batching: bool = True
     instances: int = 1
+    hold_until_queued: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_queue_delay_microseconds", "priority_levels", "instances"):
