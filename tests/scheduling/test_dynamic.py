@@ -690,3 +690,27 @@ def test_1_15_timeouts_pass_while_the_hook_holds() -> None:
     assert scheduler.acquire(0, 0) is None
     assert scheduler.next_deadline() == 10 * US + 1
     assert [each.id for each in scheduler.expire(10 * US + 1)] == [1]
+
+
+# ---- no instance is left
+
+
+def test_clear_takes_out_everything_that_waits_and_the_queue_goes_on() -> None:
+    delayed = QueuePolicy("DELAY", default_timeout_microseconds=10)
+    scheduler = batcher(priority_levels=2, default_priority_level=2, priority_queue_policy={1: delayed})
+    put(scheduler, 1, 2, priority=1)
+    put(scheduler, 3)
+    scheduler.expire(20 * US)
+    put(scheduler, 4, at=20 * US, priority=1)
+    assert sorted(scheduler.clear(20 * US)) == [1, 2, 3, 4]
+    assert (scheduler.waiting, scheduler.statistics(0).waiting_rows, scheduler.next_deadline()) == (0, 0, None)
+    put(scheduler, 1, at=30 * US)
+    assert taken(scheduler, 30 * US) == [([1], "no_delay")]
+
+
+def test_clear_leaves_what_has_timed_out_to_expire() -> None:
+    scheduler = batcher(default_queue_policy=QueuePolicy(default_timeout_microseconds=10))
+    put(scheduler, 1)
+    put(scheduler, 2, at=15 * US)
+    assert scheduler.clear(20 * US) == [2]
+    assert [each.id for each in scheduler.expire(20 * US)] == [1]

@@ -1,4 +1,7 @@
-"""The rate limiter rule by rule ("4.1" is a number of the reference), and its invariants in random histories."""
+"""The rate limiter rule by rule ("4.1" is a number of the reference), and its invariants in random histories.
+
+Without a test: 4.2's requests for a certain instance before those for any (late binding has only the former).
+"""
 
 from __future__ import annotations
 

@@ -738,6 +738,23 @@ def test_a_dead_instance_gives_up_what_waits_in_its_slots(make: Any) -> None:
     assert run_all(scheduler, instance=1) == [[3]]
 
 
+@BOTH
+def test_clear_takes_out_everything_that_waits_and_ends_all_sequences(make: Any) -> None:
+    scheduler = make(max_batch_size=1, max_candidate_sequences=1)
+    put(scheduler, 1, 1, "S")
+    batch = scheduler.acquire(0, 0)
+    put(scheduler, 2, 1)
+    put(scheduler, 3, 3, "S")
+    put(scheduler, 4, 4, "S", timeout=10)
+    assert sorted(scheduler.clear(20 * US)) == [2, 3]
+    assert [(each.id, each.kind) for each in scheduler.expire(20 * US)] == [(4, "timeout")]
+    assert scheduler.waiting == 0
+    assert ask(scheduler, 5, 1).kind == "invalid"
+    scheduler.complete(batch, 20 * US)
+    put(scheduler, 6, 1, "SE", at=20 * US)
+    assert run_all(scheduler, 20 * US) == [[6]]
+
+
 # ---- changes in place, test hooks, snapshots
 
 

@@ -266,6 +266,14 @@ class Slow:
         self.settle(now, [(instance, number) for number in range(20)])
         return lost
 
+    def clear(self, now: int) -> list[int]:
+        self.purge(now)
+        lost = [request.id for seq in self.seqs if seq.place is None for request in seq.waiting]
+        self.seqs = [seq for seq in self.seqs if seq.place]
+        for instance in list(self.instances):
+            lost += self.evict(instance, now)
+        return lost
+
     def reconfigure(self, new: SequenceSettings, now: int) -> None:
         self.s = new
         for pool in self.pools.values():
@@ -450,6 +458,13 @@ class History:
         for id in lost:
             self.end(id, "lost")
 
+    def clear(self) -> None:
+        lost = self.fast.clear(self.now)
+        assert sorted(lost) == sorted(self.slow.clear(self.now))
+        for id in lost:
+            self.end(id, "lost")
+        assert self.fast.waiting == 0
+
     def reconfigure(self) -> None:
         old = self.slow.s
         new = replace(some_settings(self.chance, old.strategy), iterative_sequence=old.iterative_sequence)
@@ -473,7 +488,7 @@ class History:
     def play(self, length: int) -> None:
         weights = {
             "offer": 10, "acquire": 8, "complete": 6, "advance": 3, "cancel": self.chance.choice([0, 1]),
-            "remove": self.chance.choice([0, 0.3]), "grow": 0.3, "evict": self.chance.choice([0, 0, 0.2]),
+            "remove": self.chance.choice([0, 0.3]), "grow": 0.3, "evict": self.chance.choice([0, 0, 0.2]), "clear": self.chance.choice([0, 0, 0.1]),
             "reconfigure": self.chance.choice([0, 0.3]),
         }  # fmt: skip
         for name in self.chance.choices(list(weights), list(weights.values()), k=length):

@@ -349,6 +349,17 @@ class DynamicBatcher:
                 return True
         return False
 
+    def clear(self, now: int) -> list[int]:
+        """Takes everything out that waits and gives the ids; ``expire`` gives those whose timeout has passed."""
+        self._purge(now)
+        waiting = list(self._in_order())
+        for item in waiting:
+            self._remove(item)
+        self._count = self._rows = 0
+        self._hold_until = None
+        self._changed = now
+        return [item.id for item in waiting]
+
     def reconfigure(self, settings: BatcherSettings, now: int) -> None:
         """New settings, in place.
 

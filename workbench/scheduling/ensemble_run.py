@@ -81,14 +81,22 @@ class _Active:
         return (*self.iteration, self.emitted) if self.step.decoupled else self.iteration
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The part of the graph that certain outputs need: who takes each tensor, and how many do."""
+
+    outputs: tuple[str, ...]
+    consumers: dict[str, tuple[PlanStep, ...]]
+    takers: dict[str, int]
+
+
 @dataclass(slots=True, eq=False)
 class _Run:
     """A request to the ensemble under way."""
 
     id: Hashable
     request: EnsembleRequest
-    outputs: tuple[str, ...]
-    needed: frozenset[int]
+    view: _View
     store: dict[str, dict[Iteration, _Value]] = field(default_factory=dict)
     actives: dict[int, _Active] = field(default_factory=dict)
     queued: dict[int, int] = field(default_factory=dict)
@@ -107,13 +115,27 @@ class EnsembleExecutor:
         self._actives: dict[int, _Active] = {}
         self._inflight = [0] * len(plan.steps)
         self._queues: list[deque[_Active]] = [deque() for _ in plan.steps]
-        self._consumers = {name: plan.consumers(name) for name in self._tensor_names()}
+        self._views: dict[tuple[str, ...], _View] = {}
         self._upstream = plan.upstream_steps()
         self._next_token = 1
 
-    def _tensor_names(self) -> set[str]:
-        names = {spec.name for spec in (*self.plan.inputs, *self.plan.outputs)}
-        return names | {name for step in self.plan.steps for _, name in (*step.inputs, *step.outputs)}
+    def _view(self, outputs: tuple[str, ...]) -> _View:
+        """Worked out once for each set of outputs that is asked for."""
+        view = self._views.get(outputs)
+        if view is None:
+            plan = self.plan
+            wanted = outputs or plan.output_names()
+            needed = plan.needed_steps(wanted)
+            names = {spec.name for spec in (*plan.inputs, *plan.outputs)}
+            names |= {name for step in plan.steps for _, name in (*step.inputs, *step.outputs)}
+            consumers = {
+                name: tuple(plan.steps[index] for index in plan.consumers(name) if index in needed) for name in names
+            }
+            takers = {name: len(consumers[name]) + (name in wanted) for name in names}
+            if len(self._views) > 64:  # clients may ask for outputs in any order
+                self._views.clear()
+            view = self._views[outputs] = _View(wanted, consumers, takers)
+        return view
 
     # ---- looking
 
@@ -144,15 +166,14 @@ class EnsembleExecutor:
         """
         if run in self._runs:
             raise ValueError(f"a run {run!r} is under way already")
-        outputs = request.outputs or self.plan.output_names()
-        it = self._runs[run] = _Run(run, request, outputs, self.plan.needed_steps(outputs))
+        it = self._runs[run] = _Run(run, request, self._view(request.outputs))
         actions: list[Action] = []
         arrived = []
         for spec in self.plan.inputs:
             ref = request.inputs.get(spec.name)
             if ref is None and not spec.optional:
                 continue
-            if ref is not None:
+            if ref is not None and spec.reshape is not None:
                 ref = TensorRef(ref.value, reshape_input(spec, request.batch_size > 0, ref.shape))
             if self._keep(it, spec.name, (), _Value(ref, request.batch_size, None, 0)):
                 arrived.append(spec.name)
@@ -247,7 +268,7 @@ class EnsembleExecutor:
 
     def _keep(self, it: _Run, tensor: str, iteration: Iteration, value: _Value) -> bool:
         """Keeps a tensor if somebody will take it."""
-        value.left = sum(step in it.needed for step in self._consumers[tensor]) + (tensor in it.outputs)
+        value.left = it.view.takers[tensor]
         if value.left:
             it.store.setdefault(tensor, {})[iteration] = value
         return value.left > 0
@@ -267,9 +288,14 @@ class EnsembleExecutor:
 
     def _start_steps(self, it: _Run, arrived: list[str], iteration: Iteration, actions: list[Action]) -> None:
         """Starts the steps whose last missing input is among what has arrived."""
-        steps = sorted({step for tensor in arrived for step in self._consumers[tensor] if step in it.needed})
-        for index in steps:
-            step = self.plan.steps[index]
+        if not arrived:
+            return
+        consumers = it.view.consumers
+        steps = consumers[arrived[0]]
+        if len(arrived) > 1:
+            found = {step.index: step for tensor in arrived for step in consumers[tensor]}
+            steps = tuple(found[index] for index in sorted(found))
+        for step in steps:
             if all(self._has(it, tensor, iteration) for _, tensor in step.inputs):
                 self._prepare(it, step, iteration, actions)
 
@@ -282,7 +308,7 @@ class EnsembleExecutor:
             sequence = sequence or value.sequence
             if value.ref is not None:
                 shape = bridge_shape(step.input_dims[name], step.batching, value.batch, value.ref.shape)
-                inputs[name] = TensorRef(value.ref.value, shape)
+                inputs[name] = value.ref if shape == value.ref.shape else TensorRef(value.ref.value, shape)
         batch = next((ref.shape[0] for ref in inputs.values() if ref.shape), 0) if step.batching else 0
         active = _Active(self._next_token, it, step, iteration, inputs, sequence or it.request.sequence, batch)
         self._next_token += 1
@@ -350,8 +376,8 @@ class EnsembleExecutor:
 
     def _collect(self, it: _Run, arrived: list[str], iteration: Iteration) -> None:
         """Notes an iteration of which all requested outputs are there."""
-        concerned = it.failure is None and any(tensor in it.outputs for tensor in arrived)
-        if concerned and all(self._has(it, tensor, iteration) for tensor in it.outputs):
+        concerned = it.failure is None and any(tensor in it.view.outputs for tensor in arrived)
+        if concerned and all(self._has(it, tensor, iteration) for tensor in it.view.outputs):
             insort(it.ready, iteration)
 
     def _close(self, it: _Run, actions: list[Action]) -> None:
@@ -385,12 +411,12 @@ class EnsembleExecutor:
         sequence: SequenceFlags | None = None
         batching = it.request.batch_size > 0
         for spec in self.plan.outputs:
-            if spec.name not in it.outputs:
+            if spec.name not in it.view.outputs:
                 continue
             value = self._take(it, spec.name, iteration)
             if value.ref is not None:
                 shape = bridge_shape(spec.inner_dims, batching, value.batch, value.ref.shape)
-                outputs[spec.name] = TensorRef(value.ref.value, shape)
+                outputs[spec.name] = value.ref if shape == value.ref.shape else TensorRef(value.ref.value, shape)
                 sequence = value.sequence or sequence
         return Answer(it.id, outputs, sequence, final)
 

@@ -154,6 +154,12 @@ class Scheduler(Protocol):
     def cancel(self, id: int, now: int) -> bool:
         """Removes a waiting item; False if it is not waiting (unknown, or running already)."""
 
+    def clear(self, now: int) -> list[int]:
+        """Takes everything out that waits and gives the ids: the driver answers them (no instance is left, say).
+
+        All sequences are over; what has timed out already is given by ``expire``.
+        """
+
     def complete(self, batch: Batch, now: int) -> None:
         """The batch has been executed (or has failed)."""
 

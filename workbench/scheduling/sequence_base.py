@@ -193,7 +193,8 @@ class SequenceScheduler(ABC):
         """The model gives a running request back to be executed again (3.11); to be called before ``complete``.
 
         The request joins the end of its sequence without flags. It is refused where its sequence has been ended in the
-        meantime (kind ``cancelled``), and in a model without ``iterative_sequence``.
+        meantime (kind ``cancelled``), and in a model without ``iterative_sequence``. One that its client has cancelled
+        while it ran is not to be given back: ``complete`` ends its sequence.
         """
         if not self._settings.iterative_sequence:
             return RejectedItem(item.id, "invalid", RESCHEDULE_TEXT, id_prefix=False)
@@ -263,6 +264,14 @@ class SequenceScheduler(ABC):
         """
         self._changed = now
         return self._table.evict(instance, now)
+
+    def clear(self, now: int) -> list[int]:
+        """Takes everything out that waits and gives the ids; all sequences are over."""
+        self._changed = now
+        ids = self._table.clear_backlog(now)
+        for instance in self._table.instances():
+            ids += self.evict(instance, now)
+        return ids
 
     def reconfigure(self, settings: SequenceSettings, now: int) -> None:
         """New settings of the same strategy, in place: sequences and requests stay where they are.

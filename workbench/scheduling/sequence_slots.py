@@ -334,6 +334,17 @@ class SlotTable:
         self.rejected = before
         return lost
 
+    def clear_backlog(self, now: int) -> list[int]:
+        """Takes all sequences out of the backlog."""
+        self.purge(now)
+        before = self.rejected
+        self.rejected = []
+        for backlog in list(self._backlog):
+            self._drop_backlog(backlog, "cancelled", "")
+        dropped = [each.id for each in self.rejected]
+        self.rejected = before
+        return dropped
+
     def _drop_backlog(self, backlog: Backlog, kind: str, message: str) -> None:
         backlog.gone = True
         del self._backlog[backlog]
