@@ -739,6 +739,15 @@ def test_a_dead_instance_gives_up_what_waits_in_its_slots(make: Any) -> None:
 
 
 @BOTH
+def test_what_timed_out_in_the_backlog_is_not_lost_with_a_dead_instance(make: Any) -> None:
+    scheduler = make(max_batch_size=1, max_candidate_sequences=1)
+    put(scheduler, 1, 1, "S")
+    put(scheduler, 2, 2, "S", timeout=10)
+    assert scheduler.evict(0, 20 * US) == [1]
+    assert [(each.id, each.kind) for each in scheduler.expire(20 * US)] == [(2, "timeout")]
+
+
+@BOTH
 def test_clear_takes_out_everything_that_waits_and_ends_all_sequences(make: Any) -> None:
     scheduler = make(max_batch_size=1, max_candidate_sequences=1)
     put(scheduler, 1, 1, "S")

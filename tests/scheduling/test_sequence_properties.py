@@ -486,11 +486,9 @@ class History:
         assert not (seen.backlog and self.slow.free()), "a sequence waits beside a free slot"
 
     def play(self, length: int) -> None:
-        weights = {
-            "offer": 10, "acquire": 8, "complete": 6, "advance": 3, "cancel": self.chance.choice([0, 1]),
-            "remove": self.chance.choice([0, 0.3]), "grow": 0.3, "evict": self.chance.choice([0, 0, 0.2]), "clear": self.chance.choice([0, 0, 0.1]),
-            "reconfigure": self.chance.choice([0, 0.3]),
-        }  # fmt: skip
+        rare = {"cancel": 1, "remove": 0.3, "evict": 0.2, "clear": 0.1, "reconfigure": 0.3}
+        weights = {"offer": 10, "acquire": 8, "complete": 6, "advance": 3, "grow": 0.3}
+        weights |= {name: weight * self.chance.choice([0, 1]) for name, weight in rare.items()}
         for name in self.chance.choices(list(weights), list(weights.values()), k=length):
             getattr(self, name)()
             self.check()

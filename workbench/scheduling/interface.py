@@ -35,8 +35,8 @@ Reason = Literal["full", "preferred", "delay", "no_delay", "shapes", "inputs", "
 ``full``: max_batch_size (or the largest preferred size) reached, or the next request does not fit; ``preferred``: a
 preferred size; ``delay``: max_queue_delay_microseconds is over; ``no_delay``: no delay is set, so what waits goes;
 ``shapes``: the next request has other shapes; ``inputs``: it has another set of optional inputs; ``direct``: the
-model has no batcher, one request is one batch; ``sequence``: the sequence batcher formed it; ``drain``: the model is
-unloading.
+model has no batcher, one request is one batch; ``sequence``: the sequence batcher of strategy direct formed it (under
+oldest the inner dynamic batcher's reasons hold); ``drain``: the model is unloading.
 """
 
 RejectKind = Literal["timeout", "queue_full", "cancelled", "stopping", "invalid"]

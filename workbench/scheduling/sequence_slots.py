@@ -323,6 +323,7 @@ class SlotTable:
 
     def evict(self, instance: int, now: int) -> list[int]:
         """Takes everything that waits out of an instance's slots; the sequences there are over."""
+        self.purge(now)
         lost: list[int] = []
         before = self.rejected
         self.rejected = []
