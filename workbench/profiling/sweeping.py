@@ -37,12 +37,14 @@ class SweepOptions:
 
     ``keep_samples`` stores the stamps of every request, and the server's records, with each point. ``resume`` names a
     run of the store to go on with: its valid points of the same model content, configuration as read back, inputs,
-    load, seed and device are taken as they are, the others are measured and added to it.
+    load, seed and device are taken as they are, the others are measured and added to it. ``attempts`` is how often a
+    point is measured before a verdict of not valid is kept: what disturbed it once (another program) may be over.
     """
 
     title: str = ""
     keep_samples: bool = False
     resume: str = ""
+    attempts: int = 2
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     clock: Clock = monotonic_ns
 
@@ -153,7 +155,7 @@ class Sweeper:
                     point = failed_point(self._model, load, settings, refused)
                 else:
                     try:
-                        measured = measurer.run(load, settings)
+                        measured = self._run(measurer, load, settings)
                         point, unreachable = measured.point, 0
                     except Exception as error:
                         point = failed_point(self._model, load, settings, _text(error))
@@ -162,6 +164,18 @@ class Sweeper:
                 if unreachable >= 2:
                     return point.error
         return ""
+
+    def _run(self, measurer: Measurer, load: Load, settings: Mapping[str, Any]) -> Measured:
+        """Measures a point, once more when it is not valid; the note says why the first attempt was not kept."""
+        measured = measurer.run(load, settings)
+        for _ in range(self._options.attempts - 1):
+            if measured.point.valid or self._stop.is_set():
+                break
+            first = "; ".join(measured.point.reasons)
+            measured = measurer.run(load, settings)
+            note = f"measured again, the attempt before was not valid: {first}"
+            measured = replace(measured, point=replace(measured.point, notes=(*measured.point.notes, note)))
+        return measured
 
     def _apply(self, settings: Mapping[str, Any]) -> None:
         if not settings:
