@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
@@ -20,10 +20,8 @@ from workbench.profiling.sweep_result import Progress, SweepResult, write_point
 from workbench.profiling.target import Configurable, directory_of
 from workbench.profiling.verdict import MeasureOptions
 from workbench.records.environment import capture_environment
-from workbench.records.runs import Run, RunStore, content_hash, point_key
-
-if TYPE_CHECKING:
-    pass
+from workbench.records.runs import Run, RunStore, point_key
+from workbench.repository.files import content_hash, example_inputs_hash
 
 Grid = Mapping[str, Sequence[Any]]
 """Values by path, such as ``{"dynamic_batching.max_queue_delay_microseconds": [0, 500]}``; None removes the field."""
@@ -205,10 +203,11 @@ class Sweeper:
         """What makes a point the same as one measured before."""
         if self._about is None:
             directory = directory_of(self._target, self._model)
+            examples = example_inputs_hash(directory) if directory is not None else ""
             self._about = {
                 "model": self._model,
                 "content": content_hash(directory) if directory is not None else "",
-                "inputs": self._inputs,
+                "inputs": self._inputs if self._inputs is not None else examples,
                 "device": capture_environment()["cpu_model"],
                 "protocol": self._target.protocol,
             }
