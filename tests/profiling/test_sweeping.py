@@ -196,6 +196,8 @@ def test_best_meets_the_goal_and_prefers_the_lower_tail_when_too_close_to_call()
     assert result.best(p99_ms=10) is points[2]
     assert result.best(p99_ms=2) is points[3]
     assert result.best(p99_ms=0.5) is None
+    wide = _point(200, 1, throughput_high=600.0)
+    assert SweepResult("m", {}, (*points, wide), 7).best() is points[0], "an interval that wide is no throughput"
 
 
 @pytest.mark.parametrize("grid", [{"a": []}, {"a": "text"}, {"a": 3}])
