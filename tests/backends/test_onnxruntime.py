@@ -227,6 +227,18 @@ def test_configurations_that_do_not_fit(tmp_path: Path, config: str, text: str) 
     assert caught.value.message == text
 
 
+@pytest.mark.parametrize("dims", [(1, 256), (1, -1)])
+def test_a_shape_that_the_file_does_not_have(tmp_path: Path, dims: tuple[int, int]) -> None:
+    config = IO.format("TYPE_FP32").replace("max_batch_size: 8", "max_batch_size: 0")
+    config = config.replace("dims: 4 ", f"dims: {list(dims)} ", 1)
+    with pytest.raises(InvalidRequest) as caught:
+        instance(context(tmp_path, config, scale(dims=(1, 4))))
+    assert caught.value.message == (
+        "model 'm', tensor 'x': the model expects 2 dimensions (shape [1,4]) but the model configuration specifies "
+        f"2 dimensions (shape [{dims[0]},{dims[1]}])"
+    )
+
+
 def test_a_fixed_first_dimension_cannot_batch(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="for the model to support batching the shape should have at least 1 dim"):
         instance(context(tmp_path, IO.format("TYPE_FP32"), scale(dims=(1, 4))))

@@ -201,13 +201,11 @@ def test_auto_complete_config_completes_a_model_without_a_file(
     assert engine.infer(request("auto", {"IN": X}), 10).as_numpy("OUT").tolist() == [[2, 3]]
 
 
-def test_the_sample_tokenizer_answers_alike_in_both_modes() -> None:
-    if not (ROOT / "model_repository" / "tokenizer" / "1" / "tokenizer.json").exists():
-        pytest.skip("the sample repository is not built (workbench models build)")
+def test_the_sample_tokenizer_answers_alike_in_both_modes(repository: Path) -> None:
     texts = np.array([["hello world"], [""], ["naïve café 東京 🚀"], ["x " * 300]], object)
     answers = []
     for execution in ("process", "thread"):
-        options = EngineOptions((ROOT / "model_repository",), load_models=("tokenizer",), python_execution=execution)  # type: ignore[arg-type]
+        options = EngineOptions((repository,), load_models=("tokenizer",), python_execution=execution)  # type: ignore[arg-type]
         engine = InferenceEngine(options)
         engine.start()
         try:

@@ -85,7 +85,7 @@ OVERLAPS = """(panel) => {
         const r = n.getBoundingClientRect();
         if (r.left < box.left - 1 || r.right > box.right + 1) found.push(['sticks out', n.outerHTML.slice(0, 160)]);
     }
-    for (const b of panel.querySelectorAll('button')) {
+    for (const b of panel.querySelectorAll('button, .wb-row > span:first-child')) {
         if (b.scrollWidth > b.clientWidth + 1) found.push(['text cut off', b.textContent]);
     }
     if (box.right > window.innerWidth) found.push(['wider than the page', box.right]);
@@ -250,7 +250,7 @@ def sweep_from_the_sweep_panel(page: Any, url: str) -> None:
     assert sizes >= {1, 8}, "both configurations were in force at the server, one after the other"
     assert executions(url) > done + 20
     assert get(f"{url}/v2/models/mlp_4096/config") == config, "the configuration is put back"
-    assert panel.locator(".wb-table tbody tr").count() == 4
+    assert panel.locator(".wb-table tr.wb-point").count() == 4
     inspect(panel)
     page.screenshot(path=ARTIFACTS / "sweep_clicked.png")
 

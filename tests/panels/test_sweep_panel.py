@@ -47,17 +47,18 @@ def test_a_click_measures_the_grid_live_and_restores_the_configuration(shown: An
     assert shown.server.config("double").text == before
     assert len(shown.frame) == len(shown.result.to_frame()) == 4
     assert len(list((tmp_path / "runs").iterdir())) == 1
-    assert shown._table.value.count("<tr") == 5
+    assert shown._table.value.count("wb-point") == 4
     assert not shown._run.disabled
     assert "configuration restored" in shown._progress.value
     assert not {t.name for t in threading.enumerate() if "sweep-" in t.name} - threads
 
 
 def test_the_goal_can_be_moved_without_measuring_anew_and_best_is_applied(shown: Any) -> None:
-    shown._run.click()
-    wait_for(lambda: shown.job is not None and shown.job.done, 60)
-    shown.refresh()
-    if not any(point.valid and not point.failed for point in shown.points):
+    for _ in range(3):  # on a busy machine no point may be valid
+        shown.run(wait=True)
+        if any(point.valid and not point.failed for point in shown.points):
+            break
+    else:
         pytest.fail(f"no valid point: {[point.reasons for point in shown.points]}")
     assert shown.choice is not None
     assert not shown._apply_best.disabled

@@ -196,6 +196,8 @@ def test_best_meets_the_goal_and_prefers_the_lower_tail_when_too_close_to_call()
     assert result.best(p99_ms=10) is points[2]
     assert result.best(p99_ms=2) is points[3]
     assert result.best(p99_ms=0.5) is None
+    wide = _point(200, 1, throughput_high=600.0)
+    assert SweepResult("m", {}, (*points, wide), 7).best() is points[0], "an interval that wide is no throughput"
 
 
 @pytest.mark.parametrize("grid", [{"a": []}, {"a": "text"}, {"a": 3}])
@@ -256,3 +258,22 @@ def test_an_interrupt_while_restoring_does_not_keep_it_from_restoring(server: Sc
 
     result = sweep(Slow(server), "m", {"max_batch_size": [4]}, [Load.closed(1, **FAST)], inputs=INPUTS)
     assert result.restored
+
+
+class StalledOnce(ScriptedTarget):
+    """Its front end stood still during the first measurement, and never after."""
+
+    asked = 0
+
+    def loop_stalls(self) -> list[tuple[int, float]]:
+        self.asked += 1
+        # The stalled time lies in the middle of the window that has just ended.
+        return [(time.monotonic_ns() - 60_000_000, 50.0)] if self.asked == 1 else []
+
+
+@pytest.mark.parametrize(("attempts", "valid"), [(1, False), (2, True)])
+def test_a_disturbed_point_is_measured_again(server: ScriptedServer, attempts: int, valid: bool) -> None:
+    options = SweepOptions(attempts=attempts)
+    (point,) = sweep(StalledOnce(server), "m", {}, [Load.closed(1, **FAST)], inputs=INPUTS, options=options)
+    assert point.valid is valid, point.reasons
+    assert any("measured again" in note and "stood still" in note for note in point.notes) is valid

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from workbench.errors import InvalidRequest, NotFound, Unsupported
-from workbench.records import RecordRing, RunStore, content_hash, point_key
+from workbench.records import RecordRing, RunStore, point_key
 
 WRITER = """
 import sys
@@ -132,14 +132,3 @@ def test_keys_know_equal_points_again() -> None:
     assert point_key(**parts) == point_key(seed=3, load={"rate": 5.0}, config={"b": [1, 2], "a": 1})
     assert point_key(**parts) != point_key(**{**parts, "seed": 4})
     assert point_key(x=np.arange(3)) == point_key(x=[0, 1, 2])
-
-
-def test_content_hash_follows_the_model_files_but_not_the_config(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    weights = tmp_path / "1" / "model.onnx"
-    weights.write_bytes(b"a")
-    first = content_hash(tmp_path)
-    (tmp_path / "config.pbtxt").write_text("x")
-    assert content_hash(tmp_path) == first
-    weights.write_bytes(b"b")
-    assert content_hash(tmp_path) != first

@@ -10,7 +10,7 @@ import pytest
 
 from workbench.config import ConfigDocument
 from workbench.errors import InvalidRequest, NotFound
-from workbench.repository.files import content_hash, inside, write_override_files
+from workbench.repository.files import content_hash, example_inputs_hash, inside, write_override_files
 from workbench.repository.models import (
     check_name,
     find_model,
@@ -129,6 +129,19 @@ def test_the_content_hash_follows_contents_only(tmp_path: Path) -> None:
     assert content_hash(first) != content_hash(second)
     (first / "1" / "model.onnx").rename(first / "1" / "other.onnx")
     assert content_hash(first) != content_hash(model(tmp_path, "c"))
+
+
+def test_the_hash_of_the_example_inputs_follows_them_only(tmp_path: Path) -> None:
+    directory = model(tmp_path, "a")
+    none = example_inputs_hash(directory)
+    (directory / "example_inputs.json").write_text("{}")
+    written = example_inputs_hash(directory)
+    assert written != none
+    (directory / "1" / "model.onnx").write_bytes(b"Weights")
+    assert example_inputs_hash(directory) == written
+    (directory / "example_inputs").mkdir()
+    (directory / "example_inputs" / "cat.jpg").write_bytes(b"cat")
+    assert example_inputs_hash(directory) not in (none, written)
 
 
 def test_paths_stay_inside(tmp_path: Path) -> None:

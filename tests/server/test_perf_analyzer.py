@@ -9,16 +9,12 @@ from pathlib import Path
 import pytest
 from test_process import process
 
-MODELS = Path(__file__).parents[2] / "model_repository"
-
 
 @pytest.mark.full
 @pytest.mark.oracle
 @pytest.mark.timeout(400)
-def test_perf_analyzer_runs_to_the_end(oracle: Path) -> None:
-    if not (MODELS / "mlp_4096" / "1" / "model.onnx").exists():
-        pytest.skip("the sample models are not built: workbench models build")
-    with process(MODELS, "--model-control-mode=explicit", "--load-model=mlp_4096") as (child, ready):
+def test_perf_analyzer_runs_to_the_end(oracle: Path, repository: Path) -> None:
+    with process(repository, "--model-control-mode=explicit", "--load-model=mlp_4096") as (child, ready):
         done = subprocess.run(
             [
                 "timeout", "-s", "KILL", "300", str(oracle / "perf-analyzer"), "-m", "mlp_4096", "-u",

@@ -44,6 +44,12 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server of another test is seen."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 # -- serve ------------------------------------------------------------------------------------------------------------
 
 

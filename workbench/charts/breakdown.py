@@ -80,6 +80,7 @@ def update_breakdown(chart: Chart, info: BreakdownInfo) -> None:
     chart.title = info.title
     chart.fill("breakdown", _columns(info))
     empty: Any = chart.parts["empty"]
+    empty.text = info.empty
     empty.visible = not info.labels
 
 

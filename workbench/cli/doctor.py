@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shutil
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -67,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"GPU: {gpu}")
     if not devices["gpus"]:
         print(devices["gpu_note"])
-    for name, note in report["tools"].items():
-        print(f"{name}: {note}")
     return 0
 
 
@@ -91,7 +88,6 @@ def examine() -> dict[str, Any]:
             "gpus": [gpu.get("name", "") for gpu in devices.get("gpus") or ()],
             "gpu_note": devices.get("gpu_note", ""),
         },
-        "tools": {"chromium": shutil.which("chromium") or "not found (only the browser tests need it)"},
     }
 
 

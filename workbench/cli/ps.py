@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
             s["pid"],
             s["http"],
             s["control_mode"],
-            "detached" if s["detached"] else "owned",
+            "yes" if s["detached"] else "no",
             s["started"],
             ", ".join(s["repositories"]),
         )
         for s in servers
     ]
-    print_table(("name", "pid", "address", "control mode", "life", "started", "repositories"), rows)
+    print_table(("name", "pid", "address", "control mode", "detached", "started", "repositories"), rows)
     return 0

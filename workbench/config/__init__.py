@@ -8,17 +8,16 @@ Names are imported when first used: importing the package is cheap. ``message`` 
   ``edits_between(before, after)`` -> list of edits.
 - ``to_json(message, defaults=True)`` -> dict as GET /v2/models/M/config (``defaults=False``: as written);
   ``from_json(dict | str)`` -> message (the load API's override); ``to_text(message)`` -> normalised text.
-- ``complete_backend(message, directory_name, files)`` -> message; ``complete_io(message, inputs, outputs)`` -> message;
-  ``check_io(message, inputs, outputs)``; ``normalize(message, model_name="", gpus=())`` -> message;
-  ``validate(message, gpus=(), io=True)`` raises ``ValidationError``; ``problems(...)`` yields all of them.
+- ``complete_backend(message, directory_name, files)`` -> message; ``normalize(message, model_name="", gpus=())`` ->
+  message; ``validate(message, gpus=(), io=True)`` raises ``ValidationError``; ``problems(...)`` yields all of them.
 - ``change_class(old, new, backend_reads_max_batch_size=True)`` -> ``ConfigChange(kind, reasons, triton, paths)``, kind
   one of none, live, instances, reload.
 - ``lint_config(document | bytes, triton_release="25.03", directory_name=None, cores=None)`` -> list of ``Finding(rule,
   severity, line, column, message, fix)``; ``apply_fixes(data, findings)`` -> bytes; ``fix_all(data)`` -> bytes and what
   remains; ``RULES``: rule id -> explanation.
 
-The order when a model is loaded: ``complete_backend`` -> ``normalize`` -> ``validate(io=False)`` -> (backend)
-``complete_io`` -> ``normalize`` -> ``validate`` -> (backend) ``check_io``.
+The order when a model is loaded: ``complete_backend`` -> ``normalize`` -> ``validate(io=False)`` -> (the engine, from
+what the backend says of the model file) inputs and outputs -> ``normalize`` -> ``validate`` -> (the backend) the fit.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.config.change import ConfigChange, change_class
-    from workbench.config.complete import ModelTensor, can_batch, check_io, compare_dims, complete_io
     from workbench.config.convert import from_json, to_json, to_text
     from workbench.config.difference import edits_between
     from workbench.config.document import ConfigDocument
@@ -50,7 +48,6 @@ _HOMES = {
     "Finding": "findings",
     "Fix": "findings",
     "LintContext": "findings",
-    "ModelTensor": "complete",
     "ParseError": "syntax",
     "Problem": "problem",
     "RULES": "rules",
@@ -58,12 +55,8 @@ _HOMES = {
     "SyntaxFault": "tokens",
     "ValidationError": "validation",
     "apply_fixes": "findings",
-    "can_batch": "complete",
     "change_class": "change",
-    "check_io": "complete",
-    "compare_dims": "complete",
     "complete_backend": "normalization",
-    "complete_io": "complete",
     "edits_between": "difference",
     "fix_all": "lint",
     "from_json": "convert",
@@ -86,19 +79,14 @@ __all__ = [
     "Finding",
     "Fix",
     "LintContext",
-    "ModelTensor",
     "ParseError",
     "Problem",
     "Span",
     "SyntaxFault",
     "ValidationError",
     "apply_fixes",
-    "can_batch",
     "change_class",
-    "check_io",
-    "compare_dims",
     "complete_backend",
-    "complete_io",
     "edits_between",
     "fix_all",
     "from_json",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.backends.base import ModelDescription, TensorSpec
+from workbench.config import DEFAULT_MAX_BATCH_SIZE
 from workbench.errors import InvalidRequest
 from workbench.protocol import datatypes
 
 
-def complete_from_description(config: Any, described: ModelDescription, default_max_batch_size: int = 4) -> None:
+def complete_from_description(
+    config: Any, described: ModelDescription, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+) -> None:
     """Fills inputs, outputs, max_batch_size and the batcher in place from what the file says (9.4, ONNX Runtime).
 
     Nothing happens when both inputs and outputs are given.

@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.backends.base import Backend, ModelContext, ModelDescription
 from workbench.config import ConfigDocument, to_json
-from workbench.config.normalization import complete_backend, normalize
+from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
 from workbench.config.validation import validate
 from workbench.engine.completion import complete_from_description
 from workbench.engine.host import ModelHost
@@ -145,7 +145,7 @@ def complete_io(
         elif not (config.input or config.batch_input) or not config.output:
             described: ModelDescription | None = backend.describe(context)
             if described is not None:
-                default = int(context.backend_config.get("default-max-batch-size", "4"))
+                default = int(context.backend_config.get("default-max-batch-size", DEFAULT_MAX_BATCH_SIZE))
                 complete_from_description(config, described, default)
     return _settle(config, polled.source.name, gpus)
 

@@ -23,11 +23,9 @@ from typing import Any
 from workbench.clock import utc_now_iso
 from workbench.config import ConfigDocument, edits_between
 from workbench.errors import AlreadyExists, InvalidRequest, NotFound
+from workbench.repository.files import CACHES, sha256_of
 
 PROVENANCE_SCHEMA = 1
-
-# What belongs to the workbench and to nobody's production, or to a build and not to a model.
-_LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +140,12 @@ def _write_model(model: ModelToExport, to: Path) -> ExportedModel:
     original = written.read_bytes() if written.exists() else b""
     written.write_bytes(model.config)
     edits = edits_between(ConfigDocument.parse(original, path=str(written)).message, target.message)
-    files = {path.relative_to(to).as_posix(): _sha256(path) for path in sorted(to.rglob("*")) if path.is_file()}
+    files = {path.relative_to(to).as_posix(): sha256_of(path) for path in sorted(to.rglob("*")) if path.is_file()}
     return ExportedModel(source.name, tuple(edit.to_json() for edit in edits), files)
 
 
 def _ignore(directory: str, names: list[str]) -> set[str]:
-    return {name for name in names if name in _LEFT_OUT or name.endswith((".pyc", ".tmp"))}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+    return {name for name in names if name in CACHES or name.endswith((".pyc", ".tmp"))}
 
 
 def _provenance(

@@ -49,21 +49,22 @@ def note(text: object, tone: str = "muted") -> str:
     return f'<span class="wb-muted">{escape(text)}</span>' if tone == "muted" else chip(str(text), tone)
 
 
-def table(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, row_class: Sequence[str] = ()
-) -> str:
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
     """A table of cells that are HTML already; the first ``left`` columns stand to the left."""
+    return table_of(headers, [table_row(row, left=left) for row in rows], left=left)
 
-    def cell(tag: str, i: int, text: str) -> str:
-        side = ' class="wb-left"' if i < left else ""
-        return f"<{tag}{side}>{text}</{tag}>"
 
-    head = "".join(cell("th", i, escape(text)) for i, text in enumerate(headers))
-    body = []
-    for index, row in enumerate(rows):
-        name = row_class[index] if index < len(row_class) else ""
-        body.append(f'<tr class="{name}">' + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>")
-    return f'<table class="wb-table"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+def table_of(headers: Sequence[str], lines: Sequence[str], *, left: int = 1) -> str:
+    """A table of lines that ``table_row`` has made."""
+    head = table_row([escape(text) for text in headers], left=left, tag="th")
+    return f'<table class="wb-table"><thead>{head}</thead><tbody>{"".join(lines)}</tbody></table>'
+
+
+def table_row(cells_of: Sequence[str], *, left: int = 1, kind: str = "", tag: str = "td") -> str:
+    """One line of a table; ``kind`` is its class."""
+    sides = [' class="wb-left"' if index < left else "" for index in range(len(cells_of))]
+    line = "".join(f"<{tag}{side}>{text}</{tag}>" for side, text in zip(sides, cells_of, strict=True))
+    return f'<tr class="{kind}">{line}</tr>'
 
 
 def diff_html(diff: str) -> str:

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
-COLUMNS = (
-    "minmax(120px,2fr) 92px minmax(86px,1fr) minmax(70px,1fr) 68px 66px 58px 70px 62px 62px 50px"  # model … failed
-)
+COLUMNS = "minmax(150px,2fr) 88px minmax(80px,1fr) 62px 62px 62px 52px 66px 58px 58px 44px"  # model … failed
 HEADERS = (
     "model",
     "state",
@@ -113,7 +111,7 @@ class OverviewPanel(Panel):
         self._command(f"{verb} {model}", lambda: action(model), done, failed)
 
 
-_BUTTONS = "164px"
+_BUTTONS = "148px"
 
 
 class _Row:
@@ -121,8 +119,8 @@ class _Row:
 
     def __init__(self, panel: OverviewPanel, model: str) -> None:
         self._cells = W.HTML(layout=W.Layout(flex="1 1 0", min_width="0"))
-        self._first = W.Button(description="Reload", layout=W.Layout(width="68px"))
-        self._second = W.Button(description="Unload", layout=W.Layout(width="68px"))
+        self._first = W.Button(description="Reload", layout=W.Layout(width="66px"))
+        self._second = W.Button(description="Unload", layout=W.Layout(width="66px"))
         self._first.on_click(lambda _: panel.act(self._first.description.lower(), model))
         self._second.on_click(lambda _: panel.act("unload", model))
         for button in (self._first, self._second):

@@ -93,7 +93,7 @@ class SweepPanel(Panel):
         self._shown = W.Dropdown(options=[AUTO], value=AUTO, description="details of")
         self._shown.layout.width = "420px"
         self._shown.style.description_width = "64px"
-        self._table = W.HTML()
+        self._table = W.HTML(layout=W.Layout(width="100%", min_width="0"))
         self._curve = self._chart(draw_throughput_latency, update_throughput_latency, throughput_latency_info([]))
         self._breakdown = self._chart(draw_breakdown, update_breakdown, breakdown_info([]))
         self._batches = self._chart(draw_batch_histogram, update_batch_histogram, batch_histogram_info({}))
@@ -348,14 +348,14 @@ class SweepPanel(Panel):
         newest = (best or rows[-1]).configuration if rows else ""
         chosen = self._shown.value if self._shown.value != AUTO else newest
         mine = [row for row in rows if row.configuration == chosen]
-        self._breakdown.show(
-            breakdown_info(mine, title=f"Where the time goes: {chosen}" if chosen else "Where the time goes")
-        )
+        empty = "No point of this configuration could be measured" if mine else "No point measured yet"
+        title = f"Where the time goes: {chosen}" if chosen else "Where the time goes"
+        self._breakdown.show(breakdown_info(mine, title=title, empty=empty))
         counts: dict[tuple[int, str], int] = {}
         for row in mine:
             for key, count in row.histogram.items():
                 counts[key] = counts.get(key, 0) + count
-        self._batches.show(batch_histogram_info(counts, title="Batch sizes, all loads", empty="No point measured yet"))
+        self._batches.show(batch_histogram_info(counts, title="Batch sizes, all loads", empty=empty))
 
     def _static(self) -> list[str | Chart]:
         blocks: list[str | Chart] = [self._best.value, self._curve.draw_again()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.charts.rows import PointRow
 from workbench.errors import WorkbenchError
-from workbench.panels.html import chip, escape, number, table
+from workbench.panels.html import chip, escape, number, table_of, table_row
 from workbench.panels.sweep_form import Plan, settings_label
 from workbench.panels.views import flat_histogram
 from workbench.tuning import Choice, advise_batching
@@ -49,31 +49,38 @@ def point_row(point: Point) -> PointRow:
 
 
 def points_table(points: Sequence[Point], rows: Sequence[PointRow], best: PointRow | None, run_id: str = "") -> str:
-    """All points as a table, newest last; the best one marked, those that are not valid greyed with the reason."""
-    cells, classes = [], []
+    """All points, newest last; the best one marked, those that are not valid greyed, with the reason below."""
+    lines = []
+    told = ""
     for point, row in zip(points, rows, strict=True):
-        verdict = chip("valid", "ok") if row.valid else chip("not valid", "bad", row.why_not)
-        if row.valid and row.note:
-            verdict = chip("not stable", "warn", row.note)
-        why = f' <span class="wb-muted">{escape(row.why_not[:60])}</span>' if not row.valid else ""
-        cells.append(
-            [
-                escape(row.configuration),
-                escape(row.load),
-                number(row.throughput),
-                number(row.p50_ms, 2),
-                number(row.p90_ms, 2),
-                number(row.p99_ms, 2),
-                number(row.mean_batch, 2),
-                number(row.queue_ms, 2),
-                number(row.compute_infer_ms, 2),
-                f"{point.n:,}" + (f" ({point.failed:,} failed)" if point.failed else ""),
-                (chip("best", "ok") + " " if row is best else "") + verdict + why,
-            ]
-        )
-        classes.append("wb-chosen" if row is best else "" if row.valid else "wb-invalid")
+        kind = "wb-chosen" if row is best else "" if row.valid else "wb-invalid"
+        lines.append(table_row(_cells(point, row, row is best), kind=f"wb-point {kind}"))
+        if not row.valid and row.why_not != told:
+            text = f'<td class="wb-left" colspan="{len(HEADERS)}">↳ {escape(row.why_not)}</td>'
+            lines.append(f'<tr class="wb-invalid wb-reason">{text}</tr>')
+        told = row.why_not if not row.valid else ""
     run = f'<div class="wb-muted">Stored as run <span class="wb-mono">{escape(run_id)}</span></div>' if run_id else ""
-    return f'<div class="wb-scroll">{table(HEADERS, cells, row_class=classes)}</div>{run}'
+    return f'<div class="wb-scroll">{table_of(HEADERS, lines)}</div>{run}'
+
+
+def _cells(point: Point, row: PointRow, best: bool) -> list[str]:
+    verdict = chip("valid", "ok") if row.valid else chip("not valid", "bad", row.why_not)
+    if row.valid and row.note:
+        verdict = chip("not stable", "warn", row.note)
+    failed = f" ({point.failed:,} failed)" if point.failed else ""
+    return [
+        escape(row.configuration),
+        escape(row.load),
+        number(row.throughput),
+        number(row.p50_ms, 2),
+        number(row.p90_ms, 2),
+        number(row.p99_ms, 2),
+        number(row.mean_batch, 2),
+        number(row.queue_ms, 2),
+        number(row.compute_infer_ms, 2),
+        f"{point.n:,}{failed}",
+        (chip("best", "ok") + " " if best else "") + verdict,
+    ]
 
 
 def duration(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from workbench.profiling.load import Load
 from workbench.profiling.target import Target, directory_of
 from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
 from workbench.protocol.tensors import InferenceRequest, Tensor, as_bytes_array
-from workbench.repository.example_inputs import FILE_NAME, load_example_inputs
+from workbench.repository.example_inputs import FILE_NAME, InputSpec, inputs_of, load_example_inputs
 
 Inputs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 """Inputs given by hand: one request's arrays by name, or several requests' in rotation; as they are sent, so with the
@@ -57,8 +57,7 @@ def prepare(target: Target, model: str, config: Mapping[str, Any], load: Load, i
             hint="use batch_size 1, or set max_batch_size",
         )
     directory = directory_of(target, model)
-    specs = input_specs(config)
-    optional = [str(entry["name"]) for entry in config.get("input", ()) if entry.get("optional")]
+    specs, optional = inputs_of(config)
     notes: list[str] = []
     if directory is None or not (directory / FILE_NAME).is_file():
         place = "its directory is not on this machine" if directory is None else f"it has no {FILE_NAME}"
@@ -81,16 +80,8 @@ def prepare(target: Target, model: str, config: Mapping[str, Any], load: Load, i
     return Prepared(_typed(requests, specs), max(1, rows), source, tuple(notes))
 
 
-def input_specs(config: Mapping[str, Any]) -> list[tuple[str, str, list[int]]]:
-    """Name, data type and dims of each input in a configuration."""
-    return [
-        (str(entry["name"]), str(entry["data_type"]), [int(dim) for dim in entry.get("dims", ())])
-        for entry in config.get("input", ())
-    ]
-
-
 def _examples(
-    directory: Path, specs: list[tuple[str, str, list[int]]], seed: int, rows: int, optional: list[str]
+    directory: Path, specs: Sequence[InputSpec], seed: int, rows: int, optional: Collection[str]
 ) -> Sequence[Mapping[str, NDArray[Any]]]:
     first = load_example_inputs(directory, specs, seed=seed, count=1, batch_size=rows, optional=optional)
     size = max(1, sum(_size(array) for example in first for array in example.values()))
@@ -104,9 +95,7 @@ def _size(array: NDArray[Any]) -> int:
     return int(array.nbytes)
 
 
-def _typed(
-    requests: tuple[InferenceRequest, ...], specs: list[tuple[str, str, list[int]]]
-) -> tuple[InferenceRequest, ...]:
+def _typed(requests: tuple[InferenceRequest, ...], specs: Sequence[InputSpec]) -> tuple[InferenceRequest, ...]:
     """The data types as the model declares them (numpy cannot tell a string from bytes, say)."""
     wire = {name: BY_CONFIG[kind].wire if kind in BY_CONFIG else kind for name, kind, _ in specs}
     for request in requests:
@@ -116,7 +105,7 @@ def _typed(
 
 
 def _given(model: str, config: Mapping[str, Any], largest: int, examples: list[dict[str, Any]]) -> Prepared:
-    kinds = {name: kind for name, kind, _ in input_specs(config)}
+    kinds = {name: kind for name, kind, _ in inputs_of(config)[0]}
     requests = []
     for example in examples:
         tensors = []

@@ -44,10 +44,14 @@ class ServerSide:
 
 def counters(statistics: Mapping[str, Any], model: str) -> Counters:
     """The counters of a model, over all its versions."""
-    out: Counters = {name: {"count": 0, "ns": 0} for name in (*_PARTS, "inference", "execution")}
+    return counters_by_model(statistics).get(model) or _none()
+
+
+def counters_by_model(statistics: Mapping[str, Any]) -> dict[str, Counters]:
+    """The counters of every model in a statistics answer, each over all its versions."""
+    models: dict[str, Counters] = {}
     for entry in statistics.get("model_stats", ()):
-        if entry.get("name") != model:
-            continue
+        out = models.setdefault(entry.get("name", ""), _none())
         out["inference"]["count"] += int(entry.get("inference_count", 0))
         out["execution"]["count"] += int(entry.get("execution_count", 0))
         parts = entry.get("inference_stats") or {}
@@ -55,7 +59,11 @@ def counters(statistics: Mapping[str, Any], model: str) -> Counters:
             _add(out[name], parts.get(name))
         for batch in entry.get("batch_stats") or ():
             _add(out.setdefault(f"batch:{int(batch['batch_size'])}", {"count": 0, "ns": 0}), batch.get("compute_infer"))
-    return out
+    return models
+
+
+def _none() -> Counters:
+    return {name: {"count": 0, "ns": 0} for name in (*_PARTS, "inference", "execution")}
 
 
 def _add(total: dict[str, int], part: Mapping[str, Any] | None) -> None:

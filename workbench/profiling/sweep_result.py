@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
+from workbench.profiling.best import best_and_tied, usable_points
 from workbench.profiling.point import Point
 from workbench.records.runs import Run, RunStore
 
@@ -69,22 +69,14 @@ class SweepResult(Sequence[Point]):
         """The valid point with the highest throughput among those that meet the goal and lost no request.
 
         None when no point does. Points that overlap within their intervals are too close to call: then the one with the
-        lower p99 is taken.
+        lower p99 is taken. ``tuning.choose`` follows the same rule and says why in words.
         """
-        fitting = [
+        holding = [
             point
-            for point in self.points
-            if point.valid
-            and point.failed == 0
-            and (p99_ms is None or point.p99_ms <= p99_ms)
-            and (p50_ms is None or point.p50_ms <= p50_ms)
+            for point in usable_points(self.points)
+            if (p99_ms is None or point.p99_ms <= p99_ms) and (p50_ms is None or point.p50_ms <= p50_ms)
         ]
-        if not fitting:
-            return None
-        top = max(fitting, key=lambda point: point.throughput)
-        floor = top.throughput_low if not math.isnan(top.throughput_low) else top.throughput
-        close = [point for point in fitting if point.throughput >= floor and point.throughput_high >= top.throughput]
-        return min([top, *close], key=lambda point: point.p99_ms)
+        return best_and_tied(holding)[0] if holding else None
 
     def save(self, store: RunStore, *, title: str = "") -> str:
         """Writes the points as a run of the store and gives its id."""

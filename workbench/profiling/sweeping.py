@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
@@ -20,10 +20,8 @@ from workbench.profiling.sweep_result import Progress, SweepResult, write_point
 from workbench.profiling.target import Configurable, directory_of
 from workbench.profiling.verdict import MeasureOptions
 from workbench.records.environment import capture_environment
-from workbench.records.runs import Run, RunStore, content_hash, point_key
-
-if TYPE_CHECKING:
-    pass
+from workbench.records.runs import Run, RunStore, point_key
+from workbench.repository.files import content_hash, example_inputs_hash
 
 Grid = Mapping[str, Sequence[Any]]
 """Values by path, such as ``{"dynamic_batching.max_queue_delay_microseconds": [0, 500]}``; None removes the field."""
@@ -37,12 +35,14 @@ class SweepOptions:
 
     ``keep_samples`` stores the stamps of every request, and the server's records, with each point. ``resume`` names a
     run of the store to go on with: its valid points of the same model content, configuration as read back, inputs,
-    load, seed and device are taken as they are, the others are measured and added to it.
+    load, seed and device are taken as they are, the others are measured and added to it. ``attempts`` is how often a
+    point is measured before a verdict of not valid is kept: what disturbed it once (another program) may be over.
     """
 
     title: str = ""
     keep_samples: bool = False
     resume: str = ""
+    attempts: int = 2
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     clock: Clock = monotonic_ns
 
@@ -153,7 +153,7 @@ class Sweeper:
                     point = failed_point(self._model, load, settings, refused)
                 else:
                     try:
-                        measured = measurer.run(load, settings)
+                        measured = self._run(measurer, load, settings)
                         point, unreachable = measured.point, 0
                     except Exception as error:
                         point = failed_point(self._model, load, settings, _text(error))
@@ -162,6 +162,18 @@ class Sweeper:
                 if unreachable >= 2:
                     return point.error
         return ""
+
+    def _run(self, measurer: Measurer, load: Load, settings: Mapping[str, Any]) -> Measured:
+        """Measures a point, once more when it is not valid; the note says why the first attempt was not kept."""
+        measured = measurer.run(load, settings)
+        for _ in range(self._options.attempts - 1):
+            if measured.point.valid or self._stop.is_set():
+                break
+            first = "; ".join(measured.point.reasons)
+            measured = measurer.run(load, settings)
+            note = f"measured again, the attempt before was not valid: {first}"
+            measured = replace(measured, point=replace(measured.point, notes=(*measured.point.notes, note)))
+        return measured
 
     def _apply(self, settings: Mapping[str, Any]) -> None:
         if not settings:
@@ -191,10 +203,11 @@ class Sweeper:
         """What makes a point the same as one measured before."""
         if self._about is None:
             directory = directory_of(self._target, self._model)
+            examples = example_inputs_hash(directory) if directory is not None else ""
             self._about = {
                 "model": self._model,
                 "content": content_hash(directory) if directory is not None else "",
-                "inputs": self._inputs,
+                "inputs": self._inputs if self._inputs is not None else examples,
                 "device": capture_environment()["cpu_model"],
                 "protocol": self._target.protocol,
             }

@@ -16,14 +16,13 @@ from workbench.records.events import Event, EventLog
 
 if TYPE_CHECKING:
     from workbench.records.environment import capture_environment
-    from workbench.records.runs import Run, RunInfo, RunStore, content_hash, point_key
+    from workbench.records.runs import Run, RunInfo, RunStore, point_key
 
 _HOMES = {
     "Run": "runs",
     "RunInfo": "runs",
     "RunStore": "runs",
     "capture_environment": "environment",
-    "content_hash": "runs",
     "point_key": "runs",
 }
 
@@ -38,7 +37,6 @@ __all__ = [
     "RunInfo",
     "RunStore",
     "capture_environment",
-    "content_hash",
     "decode_columns",
     "encode_columns",
     "point_key",

@@ -79,20 +79,6 @@ def point_key(**parts: Any) -> str:
     return hashlib.sha256(encoded).hexdigest()[:32]
 
 
-def content_hash(directory: Path, *, skip: tuple[str, ...] = ("config.pbtxt",)) -> str:
-    """A hash of the files in a model directory (names and contents), ``config.pbtxt`` left out."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in Path(directory).rglob("*") if path.is_file()):
-        name = path.relative_to(directory).as_posix()
-        if name in skip or "__pycache__" in name:
-            continue
-        digest.update(name.encode() + b"\0")
-        with path.open("rb") as stream:
-            for part in iter(lambda stream=stream: stream.read(1 << 20), b""):  # type: ignore[misc]
-                digest.update(part)
-    return digest.hexdigest()[:32]
-
-
 class Run:
     """One run, open for reading or writing. Thread-safe."""
 

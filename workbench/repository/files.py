@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from workbench.errors import InvalidRequest
 EXAMPLE_INPUTS = ("example_inputs.json", "example_inputs")
 """Files that say what to send to a model; changing them is no reload (DESIGN 5)."""
 
-_SKIPPED = {"__pycache__", ".ipynb_checkpoints", ".git"}
+CACHES = frozenset({"__pycache__", ".ipynb_checkpoints", ".git"})
+"""Folders that are no part of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Fingerprint:
 def walk(directory: Path) -> Iterator[Path]:
     """Every file below a directory, sorted; caches and version control left out."""
     for root, folders, files in os.walk(directory, followlinks=True):
-        folders[:] = sorted(folder for folder in folders if folder not in _SKIPPED)
+        folders[:] = sorted(folder for folder in folders if folder not in CACHES)
         for name in sorted(files):
             yield Path(root) / name
 
@@ -80,15 +81,28 @@ def content_hash(directory: Path) -> str:
 
     It identifies a model's weights and code in run keys and provenance, whatever its configuration and location.
     """
+    return _hash(directory, lambda top: top not in (*EXAMPLE_INPUTS, "config.pbtxt", "configs"))
+
+
+def example_inputs_hash(directory: Path) -> str:
+    """SHA-256 over a model's example inputs: what is sent to it where no inputs are given."""
+    return _hash(directory, lambda top: top in EXAMPLE_INPUTS)
+
+
+def _hash(directory: Path, wanted: Callable[[str], bool]) -> str:
     digest = hashlib.sha256()
     for path in walk(directory):
         relative = path.relative_to(directory)
-        if relative.parts[0] in EXAMPLE_INPUTS or relative.parts[0] in ("config.pbtxt", "configs"):
-            continue
-        digest.update(str(relative).encode("utf-8", "surrogateescape") + b"\0")
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        if wanted(relative.parts[0]):
+            digest.update(str(relative).encode("utf-8", "surrogateescape") + b"\0")
+            digest.update(bytes.fromhex(sha256_of(path)))
     return digest.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def inside(base: Path, relative: str) -> Path | None:

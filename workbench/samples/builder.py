@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workbench.errors import NotFound
+from workbench.repository.files import sha256_of
 from workbench.samples.recipes import RECIPES, Files, Recipe
-from workbench.samples.wheels import SampleError, default_cache_dir, fetch, sha256_of
+from workbench.samples.wheels import SampleError, default_cache_dir, fetch
 
 STAMP = "1/build.json"
 """What was built, from what, with the hashes; below the model directory."""

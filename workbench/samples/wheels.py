@@ -6,7 +6,6 @@ followed. Only pure-Python wheels are named, so one hash holds on every platform
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import Code, WorkbenchError
+from workbench.repository.files import sha256_of
 
 _DOWNLOAD_TIMEOUT_S = 900
 
@@ -54,12 +54,6 @@ def default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or ""
     root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     return root / "serving-workbench" / "wheels"
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cached(wheel: Wheel, cache_dir: Path) -> Path | None:

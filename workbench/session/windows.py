@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.profiling.server_side import Counters, ServerSide, counters_by_model, difference
+
 HISTOGRAM_S = 60.0
-PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
+_MAX_BATCHES = 50_000
 COLUMNS = (
     "requests_s",
     "throughput",
@@ -71,7 +73,7 @@ class WindowTracker:
     def __init__(self, history_s: float) -> None:
         self._history_s = history_s
         self.last_seq = -1
-        self._previous: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._previous: dict[str, tuple[int, Counters]] = {}
         self._windows: dict[str, ModelWindow] = {}
         self._history: dict[str, deque[tuple[float, ...]]] = {}
         self._batches: dict[str, deque[tuple[int, str, int, int]]] = {}
@@ -79,18 +81,22 @@ class WindowTracker:
     def update(self, now: int, statistics: Mapping[str, Any], columns: Any) -> None:
         """Takes in a statistics answer and the records since the last one."""
         latencies, in_flight = self._take_records(now, columns)
-        totals = _totals(statistics)
+        totals = counters_by_model(statistics)
         for model, entry in totals.items():
-            before = self._previous.get(model)
-            if before is not None and before[0] < now and entry["success"][0] >= before[1]["success"][0]:
-                window = _window(now - before[0], before[1], entry, latencies.get(model), in_flight.get(model, -1))
+            polled, before = self._previous.get(model, (now, entry))
+            self._previous[model] = (now, entry)
+            side = difference(before, entry)
+            if side.reset:  # reloaded in between
+                continue
+            if polled < now:
+                window = _window(now - polled, side, latencies.get(model), in_flight.get(model, -1))
                 self._windows[model] = window
                 rows = self._history.setdefault(model, deque())
                 rows.append((float(now), *(float(getattr(window, column)) for column in COLUMNS)))
                 _drop_old(rows, now - self._history_s * 1e9)
             if columns is None:
-                self._batches_from_statistics(now, model, before, entry)
-            self._previous[model] = (now, entry)
+                self._keep_batches(model, ((now, "unknown", rows, count) for rows, count in side.batch_rows.items()))
+        self._forget(now)
         for gone in set(self._previous) - set(totals):
             self._windows.pop(gone, None)
             del self._previous[gone]
@@ -144,25 +150,17 @@ class WindowTracker:
         for model, reason, rows, done_at in zip(
             batches["model"], batches["reason"], batches["rows"], batches["done"], strict=True
         ):
-            self._batches.setdefault(str(model), deque(maxlen=50_000)).append(
-                (int(done_at) or now, str(reason), int(rows), 1)
-            )
-        self._forget(now)
+            self._keep_batches(str(model), [(int(done_at) or now, str(reason), int(rows), 1)])
         return latencies, in_flight
 
-    def _batches_from_statistics(
-        self, now: int, model: str, before: tuple[int, dict[str, Any]] | None, entry: Mapping[str, Any]
-    ) -> None:
-        previous = before[1]["batches"] if before is not None else entry["batches"]
-        for rows, count in entry["batches"].items():
-            new = count - previous.get(rows, 0)
-            if new > 0:
-                self._batches.setdefault(model, deque(maxlen=50_000)).append((now, "unknown", rows, new))
-        self._forget(now)
+    def _keep_batches(self, model: str, batches: Iterable[tuple[int, str, int, int]]) -> None:
+        self._batches.setdefault(model, deque(maxlen=_MAX_BATCHES)).extend(batches)
 
     def _forget(self, now: int) -> None:
-        for entries in self._batches.values():
+        for model, entries in list(self._batches.items()):
             _drop_old(entries, now - HISTOGRAM_S * 1e9)
+            if not entries:
+                del self._batches[model]
 
 
 def _drop_old(rows: deque[Any], before: float) -> None:
@@ -181,62 +179,24 @@ def greatest_overlap(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
     return int(np.cumsum(steps[order]).max())
 
 
-def _totals(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Per model (versions added up): (count, ns) of each part, inferences, executions, batches by rows."""
-    out: dict[str, dict[str, Any]] = {}
-    for entry in statistics.get("model_stats", ()):
-        inference = entry.get("inference_stats", {})
-        total = out.setdefault(
-            entry["name"],
-            {
-                "success": (0, 0),
-                "fail": (0, 0),
-                **dict.fromkeys(PARTS, (0, 0)),
-                "inferences": 0,
-                "executions": 0,
-                "batches": {},
-            },
-        )
-        for key in ("success", "fail", *PARTS):
-            part = inference.get(key, {})
-            total[key] = (total[key][0] + int(part.get("count", 0)), total[key][1] + int(part.get("ns", 0)))
-        total["inferences"] += int(entry.get("inference_count", 0))
-        total["executions"] += int(entry.get("execution_count", 0))
-        for batch in entry.get("batch_stats", ()):
-            rows = int(batch["batch_size"])
-            total["batches"][rows] = total["batches"].get(rows, 0) + int(batch["compute_infer"]["count"])
-    return out
-
-
-def _window(
-    elapsed: int,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    latencies: NDArray[np.float64] | None,
-    in_flight: int,
-) -> ModelWindow:
+def _window(elapsed: int, side: ServerSide, latencies: NDArray[np.float64] | None, in_flight: int) -> ModelWindow:
     seconds = elapsed / 1e9
-    requests = after["success"][0] - before["success"][0]
-    failed = max(0, after["fail"][0] - before["fail"][0])
-    inferences = max(0, after["inferences"] - before["inferences"])
-    executions = max(0, after["executions"] - before["executions"])
-    parts = {}
-    for part in PARTS:
-        count = after[part][0] - before[part][0]
-        parts[f"{part}_ms"] = (after[part][1] - before[part][1]) / count / 1e6 if count > 0 else float("nan")
     p50, p99 = (float("nan"), float("nan"))
     if latencies is not None and len(latencies):
         p50, p99 = (float(value) for value in np.percentile(latencies, (50, 99)))
     return ModelWindow(
         seconds=seconds,
-        requests=requests,
-        failed=failed,
-        throughput=inferences / seconds,
-        requests_s=requests / seconds,
-        failed_s=failed / seconds,
-        mean_batch=inferences / executions if executions else float("nan"),
+        requests=side.success,
+        failed=side.fail,
+        throughput=side.inferences / seconds,
+        requests_s=side.success / seconds,
+        failed_s=side.fail / seconds,
+        queue_ms=side.queue_ms,
+        compute_input_ms=side.compute_input_ms,
+        compute_infer_ms=side.compute_infer_ms,
+        compute_output_ms=side.compute_output_ms,
+        mean_batch=side.mean_batch,
         p50_ms=p50,
         p99_ms=p99,
         max_in_flight=in_flight,
-        **parts,
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from workbench.errors import InvalidMeasurement
 from workbench.profiling import Point
-from workbench.tuning.choice import throughput_interval, usable_points
+from workbench.profiling.best import throughput_interval, usable_points
 
 MINIMUM_GAIN = 1.15
 """Batching is advised from this gain in throughput on: it costs latency and memory, so a few percent do not pay."""

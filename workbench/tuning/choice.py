@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import InvalidMeasurement
 from workbench.profiling import Point
+from workbench.profiling.best import best_and_tied, usable_points
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +50,15 @@ def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
             where=f"the nearest is {describe(nearest)} with p99 {nearest.p99_ms:.1f} ms",
             hint="lower the load, or allow more",
         )
-    best = max(holding, key=lambda point: point.throughput)
-    tied = [point for point in holding if throughput_interval(point)[1] >= throughput_interval(best)[0]]
-    taken = min(tied, key=lambda point: (point.p99_ms, -point.throughput))
-    # Never give away throughput that the intervals merely blur.
-    if taken.throughput < 0.97 * best.throughput:
-        taken = best
+    taken, tied = best_and_tied(holding)
     goal = "" if p99_ms is None else f", p99 {taken.p99_ms:.1f} ms within the goal of {p99_ms:g} ms"
-    others = len(tied) - 1
     text = f"{describe(taken)}: {taken.throughput:.0f} infer/s{goal}"
-    if others:
-        text += f"; {others} more {'is' if others == 1 else 'are'} too close to call"
-    return Choice(taken, tuple(point for point in tied if point is not taken), text)
+    if tied:
+        text += f"; {len(tied)} more {'is' if len(tied) == 1 else 'are'} too close to call"
+    return Choice(taken, tuple(tied), text)
 
 
 def describe(point: Point) -> str:
     """The settings and the load of a point in a line."""
     parts = [f"{path.rpartition('.')[2]} {value}" for path, value in point.settings.items()]
     return f"{', '.join(parts) or 'as configured'} at {point.load.label}"
-
-
-def usable_points(points: Sequence[Point]) -> list[Point]:
-    """The points whose figures may be believed and that lost no request."""
-    return [point for point in points if point.valid and not point.error and not point.failed]
-
-
-def throughput_interval(point: Point) -> tuple[float, float]:
-    """The interval of the throughput; the figure itself where there were too few windows for one."""
-    low, high = point.throughput_low, point.throughput_high
-    return (point.throughput if math.isnan(low) else low, point.throughput if math.isnan(high) else high)
