@@ -85,9 +85,10 @@ def test_4_2_needs_and_priority_are_read_from_the_instance_group() -> None:
 
 
 def test_4_2_priority_2_gets_half_the_turns_of_priority_1() -> None:
+    """tritonserver 2.51, both always with work: 60 against 30 in 90 turns."""
     arbiter = limiter(("one", {"R": 1}, 1), ("two", {"R": 1}, 2))
-    got = turns(arbiter, ["one", "two"], 300)
-    assert abs(got.count("one") - 200) <= 1
+    got = turns(arbiter, ["one", "two"], 90)
+    assert abs(got.count("one") - 60) <= 1
 
 
 def test_4_2_priority_0_is_1() -> None:
@@ -194,6 +195,7 @@ def test_4_4_a_declared_limit_that_is_too_small_fails_the_load() -> None:
 
 
 def test_4_4_beside_declared_limits_an_undeclared_resource_is_not_there() -> None:
+    """As tritonserver 2.51 says at the load of such a model."""
     arbiter = RateLimiter([ResourceLimit("Q", 3)])
     with pytest.raises(ConfigError, match='"R" is limited to 0'):
         arbiter.register("a", [ResourceNeed("R", 1)])
