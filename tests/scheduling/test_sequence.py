@@ -6,6 +6,7 @@ configuration).
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -852,6 +853,29 @@ def test_statistics_count_all_that_waits(make: Any) -> None:
     seen = scheduler.statistics(10)
     assert (seen.waiting_requests, seen.waiting_rows, seen.oldest_age_ns, scheduler.waiting) == (3, 3, 5, 3)
     assert (scheduler.sequence_statistics().taken, scheduler.sequence_statistics().backlog) == (1, 1)
+
+
+@BOTH
+def test_sequences_that_are_over_leave_nothing_behind(make: Any) -> None:
+    """However long the idle time and the timeouts are."""
+    scheduler = make(max_batch_size=1, max_candidate_sequences=1, max_sequence_idle_microseconds=10**12)
+
+    def serve(first: int, last: int) -> None:
+        for number in range(first, last, 2):
+            put(scheduler, 2 * number, number, "S", at=number, timeout=10**9)
+            put(scheduler, 2 * number + 1, number + 1, "S", at=number, timeout=10**9)
+            put(scheduler, 2 * number + 2, number, "E", at=number)
+            put(scheduler, 2 * number + 3, number + 1, "E", at=number)
+            assert len(run_all(scheduler, number)) == 4
+
+    serve(2, 500)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        serve(502, 6_000)
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @BOTH

@@ -231,7 +231,11 @@ class SlotTable:
         if backlog.expires is None or item.deadline < backlog.expires:
             backlog.expires = item.deadline
             self._ticks += 1
-            heapq.heappush(self._expiries, (item.deadline, self._ticks, backlog))
+            heap = self._expiries
+            if len(heap) > 64 and len(heap) > 2 * len(self._backlog):
+                heap[:] = [entry for entry in heap if not entry[2].gone]
+                heapq.heapify(heap)
+            heapq.heappush(heap, (item.deadline, self._ticks, backlog))
 
     def _take_free(self) -> Slot | None:
         while self._free:
@@ -369,7 +373,14 @@ class SlotTable:
             self._ticks += 1
             live.tick = live.tick or self._ticks
             live.entry = live.due
-            heapq.heappush(self._dues, (live.due, live.tick, self._ticks, live))
+            heap = self._dues
+            if len(heap) > 64 and len(heap) > 2 * len(self._live):
+                heap[:] = [entry for entry in heap if entry[0] == entry[3].entry and self._is_live(entry[3])]
+                heapq.heapify(heap)
+            heapq.heappush(heap, (live.due, live.tick, self._ticks, live))
+
+    def _is_live(self, live: Live) -> bool:
+        return self._live.get(live.id) is live
 
     def next_deadline(self) -> int | None:
         """When ``expire`` could end a sequence."""
@@ -390,7 +401,7 @@ class SlotTable:
             due, _, unique, live = heap[0]
             if due != live.entry:
                 heapq.heappop(heap)
-            elif self._live.get(live.id) is not live:
+            elif not self._is_live(live):
                 heapq.heappop(heap)
                 live.entry = None
             elif live.due != due:
