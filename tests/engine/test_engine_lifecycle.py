@@ -380,6 +380,16 @@ def test_poll_mode_follows_the_directory(repository: Path, make_engine: Any) -> 
     assert engine.is_model_ready("double")
 
 
+def test_polling_outlives_a_repository_that_cannot_be_read_for_a_while(repository: Path, make_engine: Any) -> None:
+    engine = make_engine(repository, control_mode="poll", poll_s=0.02)
+    away = repository.rename(repository.with_name("away"))
+    wait_until(lambda: any("failed to poll" in event.text for event in engine.events.after(-1)))
+    assert engine.is_model_ready("double"), "what serves goes on"
+    add_model(away, "late", model=identity())
+    away.rename(repository)
+    wait_until(lambda: engine.is_model_ready("late"))
+
+
 def test_instance_that_cannot_be_made_leaves_nothing(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     add_model(tmp_path, "gate", config=GATE_CONFIG.replace("count: 1", "count: 3"))
     gate.fail_instance = "no room"

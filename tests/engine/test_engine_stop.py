@@ -43,6 +43,33 @@ def test_running_requests_finish_and_new_ones_are_refused(gate: Gate, tmp_path: 
     assert not engine.is_live()
 
 
+def test_two_threads_may_stop_it_at_once(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    add_model(tmp_path, "gate", config=GATE_CONFIG)
+    engine = make_engine(tmp_path)
+    (asked,) = Asker(engine).send([request("gate")])
+    assert gate.started.acquire(timeout=10)
+    stoppers = [threading.Thread(target=engine.stop) for _ in range(2)]
+    for each in stoppers:
+        each.start()
+    wait_until(lambda: engine.snapshot().stopping)
+    gate.open.set()
+    for each in stoppers:
+        each.join(10)
+    assert not [each for each in stoppers if each.is_alive()]
+    assert asked.wait().error is None
+    assert not engine.is_live()
+
+
+def test_options_that_no_engine_can_be_made_of_are_an_error_and_no_hang(repository: Path) -> None:
+    engine = InferenceEngine(EngineOptions((repository,), load_threads="many"))  # type: ignore[arg-type]
+    interval = sys.getswitchinterval()
+    with pytest.raises(TypeError):
+        engine.start()
+    engine.stop()
+    assert sys.getswitchinterval() == interval
+    assert not [each for each in threading.enumerate() if each.name.startswith("workbench-")]
+
+
 def test_what_hangs_is_answered_when_the_time_is_up(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     add_model(tmp_path, "gate", config=GATE_CONFIG)
     engine = make_engine(tmp_path)

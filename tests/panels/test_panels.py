@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,25 @@ def test_a_panel_follows_the_session_only_while_it_is_looked_at(server: Any) -> 
     look_away(shown)
     assert not shown.subscribed
     shown.close()
+
+
+def test_leaving_never_waits_for_a_refresh_that_waits_for_the_panel(server: Any) -> None:
+    shown = server.panel("live", model="double")
+    for _ in range(5):
+        look(shown)
+        shown.state.touch()
+        begin = time.monotonic()
+        look_away(shown)
+        assert time.monotonic() - begin < 2.0
+    look(shown)
+    shown.close()
+
+
+def test_a_command_to_a_server_that_has_been_closed_says_so_in_the_panel(server: Any) -> None:
+    shown = server.panel("overview")
+    server.close()
+    shown.act("reload", "double")
+    assert "has been closed" in shown._result.value
 
 
 def test_a_closed_panel_is_told_no_more(server: Any) -> None:

@@ -125,7 +125,8 @@ def test_records_are_columns(server: RunningServer, http: Http) -> None:
     assert set(columns.requests["model"]) == {"echo"}
     assert len(set(columns.requests["client"])) == 3
     assert (columns.requests["end"] >= columns.requests["arrival"]).all()
-    assert http(server, "GET", "/v2/workbench/records?after=x", token=server.token).status == 400
+    for wrong in ("x", "--5", "%C2%B2"):
+        assert http(server, "GET", f"/v2/workbench/records?after={wrong}", token=server.token).status == 400
 
 
 def test_events_as_a_list_and_as_a_stream(server: RunningServer, http: Http) -> None:

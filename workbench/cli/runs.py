@@ -64,7 +64,7 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
     print(
         f"{name}: {meta.get('kind', '')} of {meta.get('model', '')}, {', '.join(str(item) for item in about if item)}"
     )
-    print(f"on {environment.get('cpu_model', '?')}, {environment.get('cores', '?')} cores")
+    print(f"on {environment.get('cpu_model', '?')}, {environment.get('cpus', '?')} processors")
     paths = list(dict.fromkeys(path for point in points for path in point.settings))
     rows = [(*(json.dumps(point.settings.get(path)) for path in paths), *point_cells(point)) for point in points]
     print_table((*(path.rpartition(".")[2] for path in paths), *POINT_HEADERS), rows)

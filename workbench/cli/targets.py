@@ -157,8 +157,14 @@ def point_cells(point: Any) -> tuple[Any, ...]:
 
 
 def say_reasons(points: Any) -> None:
-    """Prints why points are not valid or failed, each reason once."""
-    for reason in dict.fromkeys(
-        reason for point in points for reason in (*point.reasons, *([point.error] if point.error else []))
-    ):
-        print(f"  ! {reason}")
+    """Prints why points are not valid, not stable or failed: each reason once, with the points that it is about."""
+    from workbench.tuning.choice import describe
+
+    about: dict[str, list[str]] = {}
+    for point in points:
+        reason = "; ".join((*point.reasons, *([point.error] if point.error else [])))
+        if reason:
+            about.setdefault(reason, []).append(describe(point))
+    for reason, places in about.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        print(f"  ! {places[0]}{more}: {reason}")

@@ -17,6 +17,16 @@ from workbench.records import EventLog, RecordRing
 T = TypeVar("T")
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where there is one, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 class EngineCore:
     """One engine's shared parts; made on the engine's loop thread."""
 

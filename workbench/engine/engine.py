@@ -8,24 +8,26 @@ import contextlib
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+import workbench.engine.questions as questions
 from workbench.clock import Clock, monotonic_ns, wall_ms
 from workbench.config import Edit
 from workbench.engine.configure import Configurator
-from workbench.engine.core import EngineCore
+from workbench.engine.core import EngineCore, new_loop
 from workbench.engine.lifecycle import Lifecycle
 from workbench.engine.options import ConfigState, ConfigureResult, EngineOptions, SaveResult
 from workbench.engine.snapshot import EngineSnapshot, version_snapshot
 from workbench.engine.stalls import StallWatch
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.timers import set_timer_slack
-from workbench.engine.validation import config_type, id_prefix
+from workbench.engine.validation import id_prefix
 from workbench.errors import InvalidRequest, LoadFailed, NotReady, TimedOut, WorkbenchError
-from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import EventLog, RecordRing
+from workbench.repository.models import list_models
 
 T = TypeVar("T")
 
@@ -57,6 +59,10 @@ class InferenceEngine:
         self._running = False
         self._starting = True
         self._previous_switch: float | None = None
+        self._failure: BaseException | None = None
+        self._poller: asyncio.Task[None] | None = None
+        self._stop_lock = threading.Lock()
+        self._stopped: asyncio.Event | None = None
 
     # ---- start and stop
 
@@ -70,13 +76,17 @@ class InferenceEngine:
         if self._thread is not None:
             raise InvalidRequest("the engine has been started already")
         started = threading.Event()
-        self.loop = _new_loop()
+        self.loop = new_loop()
         if self.options.lower_switch_interval:
             self._previous_switch = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._main, args=(started,), name="workbench-engine", daemon=True)
         self._thread.start()
         started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            self._restore_switch_interval()
+            raise self._failure
         # an interpreter that ends under a running loop may crash
         atexit.register(self._at_exit)
         try:
@@ -95,6 +105,25 @@ class InferenceEngine:
 
     def _main(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
+        try:
+            self._set_up()
+        except BaseException as error:  # whoever waits in start() is told, or would wait for ever
+            self._failure = error
+            self.loop.close()
+            started.set()
+            return
+        self.loop.call_soon(self._watch.start)
+        self._running = True
+        self.loop.call_soon(started.set)
+        try:
+            self.loop.run_forever()
+            self._cancel_what_is_left()
+        finally:
+            self._running = False
+            self._core.inbox.close()
+            self.loop.close()
+
+    def _set_up(self) -> None:
         set_timer_slack()
         self._core = EngineCore(self.options, self.loop, self._clock, self.records, self.events)
         self._core.inbox.adopt_thread()
@@ -102,15 +131,14 @@ class InferenceEngine:
         self._lifecycle = Lifecycle(self._core, self._submit_nested)
         self._configurator = Configurator(self._core, self._lifecycle)
         self._watch = StallWatch(self.loop, self._clock)
-        self.loop.call_soon(self._watch.start)
-        self._running = True
-        self.loop.call_soon(started.set)
-        try:
-            self.loop.run_forever()
-        finally:
-            self._running = False
-            self._core.inbox.close()
-            self.loop.close()
+
+    def _cancel_what_is_left(self) -> None:
+        """Whoever waits on another thread for work that did not end in time gets an error instead of waiting on."""
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self.loop.run_until_complete(asyncio.wait(left, timeout=1.0))
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -121,7 +149,7 @@ class InferenceEngine:
         names = await self._core.on_loader(self._lifecycle.startup_names)
         results = await asyncio.gather(*(self._lifecycle.load(name) for name in names), return_exceptions=True)
         if self.options.control_mode == "poll" and self.options.poll_s > 0:
-            self._core.spawn(self._poll())
+            self._poller = self._core.spawn(self._poll())
         failures = [result for result in results if isinstance(result, WorkbenchError)]
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, WorkbenchError):
@@ -130,9 +158,18 @@ class InferenceEngine:
 
     async def _poll(self) -> None:
         """Poll mode: loads what is new or modified, unloads what is gone (7.5)."""
+        complaint = ""
         while not self._stopping:
             await asyncio.sleep(self.options.poll_s)
-            names = await self._core.on_loader(self._lifecycle.startup_names)
+            try:
+                names = await self._core.on_loader(self._lifecycle.startup_names)
+            except (WorkbenchError, OSError) as error:
+                # a repository that cannot be read now (a network home, say) may be back at the next poll
+                if str(error) != complaint:
+                    complaint = str(error)
+                    self.events.append("log", "", f"failed to poll the model repository: {complaint}", level="error")
+                continue
+            complaint = ""
             for name in names:
                 with contextlib.suppress(WorkbenchError):
                     await self._lifecycle.load(name)
@@ -143,30 +180,46 @@ class InferenceEngine:
     def stop(self, timeout_s: float = 30.0) -> None:
         """Refuses new requests, lets running ones finish, unloads every model, ends the thread.
 
-        What has not finished after ``timeout_s`` is answered with an error. May be called twice.
+        What has not finished after ``timeout_s`` is answered with an error. May be called twice, also from two threads:
+        each returns at the end.
         """
+        if self._running and self._core.inbox.on_loop:
+            raise InvalidRequest("stop() blocks and cannot be called on the engine's own thread; use stop_async()")
+        with self._stop_lock:
+            self._stop(timeout_s)
+
+    def _stop(self, timeout_s: float) -> None:
         thread = self._thread
         if thread is None or not thread.is_alive() or not self._running:
             return
-        if self._core.inbox.on_loop:
-            raise InvalidRequest("stop() blocks and cannot be called on the engine's own thread; use stop_async()")
         with contextlib.suppress(RuntimeError):
             asyncio.run_coroutine_threadsafe(self.stop_async(timeout_s), self.loop).result()
             self.loop.call_soon_threadsafe(self.loop.stop)
         thread.join()
         self._core.join_threads()
         atexit.unregister(self._at_exit)
+        self._restore_switch_interval()
+
+    def _restore_switch_interval(self) -> None:
         if self._previous_switch is not None:
             sys.setswitchinterval(self._previous_switch)
 
     async def stop_async(self, timeout_s: float = 30.0) -> None:
-        """What ``stop`` does on the loop; the loop itself goes on running."""
-        if self._stopping:
+        """What ``stop`` does on the loop, which goes on running; a second call waits for the end of the first one."""
+        if self._stopped is not None:
+            await self._stopped.wait()
             return
+        self._stopped = asyncio.Event()
         self._stopping = True
+        try:
+            await self._shut_down(timeout_s)
+        finally:
+            self._stopped.set()
+
+    async def _shut_down(self, timeout_s: float) -> None:
         core, lifecycle = self._core, self._lifecycle
-        for task in [task for task in core.tasks if task.get_coro().__name__ == "_poll"]:  # type: ignore[union-attr]
-            task.cancel()
+        if self._poller is not None:
+            self._poller.cancel()
         deadline = self._clock() + int(timeout_s * 1e9)
         models = lifecycle.all_models()
         for model in models:
@@ -238,6 +291,10 @@ class InferenceEngine:
             except Exception as error:
                 results.put(InvalidRequest(f"{type(error).__name__}: {error}"))
 
+        def cancel() -> None:
+            for ticket in tickets:
+                ticket.cancel()
+
         self._core.inbox.post(begin)
         done = False
         try:
@@ -254,8 +311,8 @@ class InferenceEngine:
                     raise result.error
                 yield result
         finally:
-            if not done and tickets:
-                self._core.inbox.post(tickets[0].cancel)
+            if not done:  # posted behind begin(), which a loop that is held up may not have come to yet
+                self._core.inbox.post(cancel)
 
     # ---- life cycle and configuration
 
@@ -331,7 +388,10 @@ class InferenceEngine:
             if close is not None:
                 close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()  # type: ignore[arg-type]
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop).result()  # type: ignore[arg-type]
+        except CancelledError:
+            raise NotReady("the engine ended before this was done") from None
 
     def _ask(self, function: Callable[[], T]) -> T:
         """Answers a question on the loop, so that what it reads is of one moment."""
@@ -356,18 +416,18 @@ class InferenceEngine:
         if not self._running or self._stopping:
             return False
 
-        def look() -> bool:
-            try:
-                model = self._lifecycle.lookup(name, version)
-            except WorkbenchError:
-                return False
-            return any(slot.healthy for slot in model.slots)
-
-        return self._ask(look)
+        return self._ask(lambda: questions.model_ready(self._lifecycle, name, version))
 
     def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
-        """Name, version, state and reason of every known version (7.13)."""
-        return self._ask(lambda: self._lifecycle.index(ready=ready))
+        """Name, version, state and reason of every known version (7.13).
+
+        Reads the repositories' directories where it is called, so not on the loop: a network home may take its time.
+        """
+        try:
+            found = list_models(self.options.repositories)
+        except WorkbenchError:
+            found = {}
+        return self._ask(lambda: self._lifecycle.index(found, ready=ready))
 
     def model_config(self, name: str, version: int = -1) -> Any:
         """The normalised ``ModelConfig`` message in force (a copy).
@@ -376,13 +436,7 @@ class InferenceEngine:
             NotFound, NotReady: texts of 7.15.
         """
 
-        def copy() -> Any:
-            config = self._lifecycle.lookup(name, version).config
-            out = type(config)()
-            out.CopyFrom(config)
-            return out
-
-        return self._ask(copy)
+        return self._ask(lambda: questions.model_config(self._lifecycle, name, version))
 
     def model_metadata(self, name: str, version: int = -1) -> dict[str, Any]:
         """Name, versions, platform, inputs and outputs (15.4).
@@ -391,20 +445,7 @@ class InferenceEngine:
             NotFound, NotReady: texts of 7.15.
         """
 
-        def describe() -> dict[str, Any]:
-            model = self._lifecycle.lookup(name, version)
-            ready = self._lifecycle.entries[name].ready()
-            versions = [str(model.version)] if version != -1 else [str(number) for number in sorted(ready)]
-            config = model.config
-            return {
-                "name": name,
-                "versions": versions,
-                "platform": config.platform or config.backend,
-                "inputs": [_tensor_metadata(item, config.max_batch_size) for item in config.input],
-                "outputs": [_tensor_metadata(item, config.max_batch_size) for item in config.output],
-            }
-
-        return self._ask(describe)
+        return self._ask(lambda: questions.model_metadata(self._lifecycle, name, version))
 
     def config_state(self, name: str) -> ConfigState:
         """A model's configuration: applied, saved, normalised.
@@ -413,14 +454,7 @@ class InferenceEngine:
             NotFound, NotReady: it is not known, or has no configuration.
         """
 
-        def state() -> ConfigState:
-            entry = self._lifecycle.entries.get(name)
-            if entry is None:
-                self._lifecycle.lookup(name, -1)
-            assert entry is not None
-            return entry.state()
-
-        return self._ask(state)
+        return self._ask(lambda: questions.config_state(self._lifecycle, name))
 
     def statistics(self, name: str = "", version: int = -1) -> dict[str, Any]:
         """Triton's statistics of the versions that serve (11.8).
@@ -429,21 +463,7 @@ class InferenceEngine:
             InvalidRequest: the model or version is not available (Triton's texts).
         """
 
-        def collect() -> dict[str, Any]:
-            entries = self._lifecycle.entries
-            if name and (name not in entries or not entries[name].ready()):
-                raise InvalidRequest(f"requested model '{name}' is not available")
-            if name and version != -1 and version not in entries[name].ready():
-                raise InvalidRequest(f"requested model version is not available for model '{name}'")
-            rows = [
-                model.statistics.to_json(each, number)
-                for each in ([name] if name else sorted(entries))
-                for number, model in sorted(entries[each].ready().items())
-                if version in (-1, number)
-            ]
-            return {"model_stats": rows}
-
-        return self._ask(collect)
+        return self._ask(lambda: questions.statistics(self._lifecycle, name, version))
 
     def snapshot(self) -> EngineSnapshot:
         """What the engine is doing now."""
@@ -471,18 +491,3 @@ class InferenceEngine:
             )
 
         return self._ask(collect)
-
-
-def _tensor_metadata(item: Any, max_batch_size: int) -> dict[str, Any]:
-    row = datatypes.BY_CONFIG.get(config_type(item))
-    shape = [-1, *item.dims] if max_batch_size >= 1 else list(item.dims)
-    return {"name": item.name, "datatype": row.wire if row else "", "shape": shape}
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop

@@ -49,10 +49,15 @@ class Run:
 
     def respond(self, index: int, response: InferenceResponse) -> None:
         """A response of the model. Thread-safe."""
+        finals = self.finals
         if response.final and not self.finished:
-            if self.finals[index] is None:
-                self.finals[index] = response
-        elif self.model.core.inbox.on_loop:
+            if finals[index] is None:
+                finals[index] = response
+            if not self.finished:
+                return
+            # A decoupled model's own thread, while the batch ended on another: whether complete() has seen the response
+            # is not known, and to deliver it twice does no harm.
+        if self.model.core.inbox.on_loop:
             self.model.deliver(self.tickets[index], response)
         else:
             self.model.core.inbox.post(self.model.deliver, self.tickets[index], response)

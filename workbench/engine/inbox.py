@@ -43,7 +43,7 @@ class Inbox:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:  # the loop ended just now: close() or the next post makes the call
+            except RuntimeError:  # the loop ended just now: nobody else may come to make the call
                 self._drain()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -388,12 +388,11 @@ class Lifecycle:
         if not entry.versions and not entry.poll_error and entry.document is None:
             self.entries.pop(entry.name, None)
 
-    def index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """The repository index (7.13): one row for each known version; a model never loaded has only its name."""
-        try:
-            found = list_models(self.core.options.repositories)
-        except WorkbenchError:
-            found = {}
+    def index(self, found: Mapping[str, Sequence[Path]], *, ready: bool = False) -> list[dict[str, str]]:
+        """The repository index (7.13): one row for each known version; a model never loaded has only its name.
+
+        ``found`` is what ``list_models`` gave.
+        """
         names = set(found) | {name for name, entry in self.entries.items() if entry.override_dir is not None}
         rows: list[dict[str, str]] = []
         for name in sorted(names):

@@ -25,6 +25,8 @@ class FileReport:
 
     path: Path
     findings: tuple[Finding, ...]
+    fixed: tuple[str, ...] = ()
+    """What was written into the file, in words (``lint(..., fix=True)``)."""
 
     @property
     def ok(self) -> bool:
@@ -33,7 +35,12 @@ class FileReport:
 
     def to_json(self) -> dict[str, Any]:
         """As ``workbench lint --json`` prints it."""
-        return {"path": str(self.path), "ok": self.ok, "findings": [finding.to_json() for finding in self.findings]}
+        return {
+            "path": str(self.path),
+            "ok": self.ok,
+            "findings": [finding.to_json() for finding in self.findings],
+            "fixed": list(self.fixed),
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -56,6 +63,7 @@ class LintReport(Sequence[FileReport]):
     def __repr__(self) -> str:
         lines = []
         for report in self.files:
+            lines += [f"{report.path}: fixed: {text}" for text in report.fixed]
             for finding in report.findings:
                 place = f"{report.path}:{finding.line}:{finding.column}"
                 lines.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule}]")
@@ -106,11 +114,19 @@ def _check(path: Path, release: str, *, fix: bool) -> FileReport:
     name = path.parent.resolve().name if path.name == "config.pbtxt" else None
     data = path.read_bytes()
     findings = lint_config(data, triton_release=release, directory_name=name, path=str(path))
+    fixed: list[str] = []
     if fix and any(finding.fix for finding in findings):
+        found = findings
         mended, findings = fix_all(data, context=LintContext(triton_release=release, directory_name=name))
         if mended != data:
             _write(path, mended)
-    return FileReport(path, tuple(findings))
+            left = {(finding.rule, finding.message) for finding in findings}
+            fixed = [
+                f"{finding.fix.title} [{finding.rule}]"
+                for finding in found
+                if finding.fix is not None and (finding.rule, finding.message) not in left
+            ]
+    return FileReport(path, tuple(findings), tuple(fixed))
 
 
 def _write(path: Path, data: bytes) -> None:

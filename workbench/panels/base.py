@@ -136,8 +136,11 @@ class Panel(W.VBox):  # type: ignore[misc]
 
     def _command(
         self, name: str, action: Callable[[], Any], done: Callable[[Any], None], failed: Callable[[Exception], None]
-    ) -> Command:
-        """Queues work for the session's command thread; ``done`` or ``failed`` is then called with the lock held."""
+    ) -> Command | None:
+        """Queues work for the session's command thread; ``done`` or ``failed`` is then called with the lock held.
+
+        None where the session takes no more commands: ``failed`` has been called then.
+        """
 
         def work() -> Any:
             try:
@@ -150,7 +153,12 @@ class Panel(W.VBox):  # type: ignore[misc]
                 done(result)
             return result
 
-        return self.state.submit(name, work)
+        try:
+            return self.state.submit(name, work)
+        except WorkbenchError as error:
+            with self._lock:
+                failed(error)
+            return None
 
     # ------------------------------------------------------------ life
 
@@ -171,11 +179,13 @@ class Panel(W.VBox):  # type: ignore[misc]
         with self._lock:
             if looked_at and self._unsubscribe is None and not self._closed:
                 self._unsubscribe = self.state.subscribe(self.refresh)
-            elif not looked_at:
-                self._leave()
+        if not looked_at:
+            self._leave()
 
     def _leave(self) -> None:
-        leave, self._unsubscribe = self._unsubscribe, None
+        """Never with the lock held: leaving waits for a refresh under way, which may wait for the lock."""
+        with self._lock:
+            leave, self._unsubscribe = self._unsubscribe, None
         if leave is not None:
             leave()
 
@@ -183,7 +193,7 @@ class Panel(W.VBox):  # type: ignore[misc]
         """Takes the panel out of the page; work that it started goes on."""
         with self._lock:
             self._closed = True
-            self._leave()
+        self._leave()
         for box in self._boxes:
             box.view.close()
         super().close()

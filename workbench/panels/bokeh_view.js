@@ -79,8 +79,8 @@ function pageIsDark() {
 }
 
 const THEMES = {
-  light: { text: "#1f2933", muted: "#52606d", line: "#9aa5b1", grid: "#e4e7eb", tip: "#ffffff" },
-  dark: { text: "#e4e7eb", muted: "#b8c2cc", line: "#7b8794", grid: "#3a424c", tip: "#27303a" },
+  light: { text: "#1f2933", muted: "#52606d", line: "#9aa5b1", grid: "#e4e7eb" },
+  dark: { text: "#e4e7eb", muted: "#b8c2cc", line: "#7b8794", grid: "#3a424c" },
 };
 
 function themeOf(type, colours) {
@@ -123,9 +123,6 @@ function applyTheme(doc, el) {
     if (!keepsLine) m.setv(known, { sync: false });
   }
   el.dataset.theme = dark ? "dark" : "light";
-  el.style.setProperty("--tooltip-color", colours.tip);
-  el.style.setProperty("--tooltip-text", colours.text);
-  el.style.setProperty("--tooltip-border", colours.line);
 }
 
 // ---------------------------------------------------------------- header

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 API_VERSION = 1
 FEATURES = ("configure", "save", "revert", "load", "unload", "records", "events", "devices", "shutdown")
 
+_SEQUENCE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _MODEL = re.compile(r"/v2/workbench/models/([^/]+)/(config|configure|save|revert|load|unload)")
 _KEEP_ALIVE_S = 15.0
 
@@ -156,7 +157,9 @@ class ControlPlane:
     def _devices(self, exchange: Exchange) -> None:
         from workbench import telemetry
 
-        pids = tuple(int(pid) for pid in _query(exchange, "pids").split(",") if pid.isdigit() and len(pid) < 10)
+        pids = tuple(
+            int(pid) for pid in _query(exchange, "pids").split(",") if pid.isascii() and pid.isdigit() and len(pid) < 10
+        )
         assert self.api is not None
         loop = exchange.loop
         sampled = loop.run_in_executor(None, telemetry.sample, pids or (os.getpid(),))
@@ -270,6 +273,6 @@ def _after(exchange: Exchange) -> int:
     text = _query(exchange, "after")
     if not text:
         return -1
-    if not text.lstrip("-").isdigit() or len(text) > 19:
+    if not _SEQUENCE_NUMBER.fullmatch(text):
         raise InvalidRequest(f"'after' must be a sequence number, got: {text}")
     return int(text)

@@ -210,7 +210,7 @@ class KServeApi:
         ready = request.get("ready", False) if isinstance(request, dict) else False
         if not isinstance(ready, bool):
             raise InvalidRequest("Invalid value for 'ready': expected a boolean")
-        exchange.json(self.engine.repository_index(ready))
+        self.infer.off_loop(exchange, lambda: self.engine.repository_index(ready), exchange.json)
 
     def _repository_control(self, exchange: Exchange, repository: str, model: str, action: str) -> None:
         if not _is(exchange, b"POST"):
