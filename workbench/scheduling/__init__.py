@@ -13,7 +13,6 @@ from workbench.scheduling.interface import (
     RejectKind,
     Scheduler,
 )
-from workbench.scheduling.ordering import ResponseOrder
 from workbench.scheduling.settings import BatcherSettings, QueuePolicy, settings_from_config
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "Reason",
     "RejectKind",
     "RejectedItem",
-    "ResponseOrder",
     "Scheduler",
     "settings_from_config",
 ]
