@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -110,6 +111,25 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_replaced() -> None:
         for _ in range(3):
             assert client.server_metadata() == {"name": "x"}
     assert len(served) == 3
+
+
+def test_a_request_whose_answer_had_begun_is_not_sent_again() -> None:
+    asked: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        asked.append(read_request(connection))
+        connection.sendall(answer(200, b'{"name": "x"}'))
+        asked.append(read_request(connection))
+        # so much that the client must be reading the body by the end of it; then a reset, not an orderly end
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + bytes(32 * 2**20))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    with listener(serve) as address, HttpClient(address) as client:
+        client.server_metadata()
+        with pytest.raises(ConnectionFailed):
+            client.load("m")
+    assert len(asked) == 2
 
 
 def test_connections_are_kept() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,40 @@ def test_preserve_ordering_keeps_the_order_of_requests(gate: Gate, tmp_path: Pat
     engine.loop.call_soon_threadsafe(by_request["a"].end)
     assert third.wait().error is None
     assert (first.order, second.order, third.order) == (0, 1, 2)
+
+
+def test_preserve_ordering_holds_whatever_ends_first(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    """Four instances that end at random; answers, errors and streams come out whole, in the order of the requests."""
+    chance = random.Random(3)
+    config = one_by_one(LOOP).replace("count: 1", "count: 4")
+    add_model(tmp_path, "gate", config=config.replace("batching { }", "batching { preserve_ordering: true }"))
+    engine = make_engine(tmp_path)
+    told: list[tuple[int, bool]] = []
+    kinds = [chance.choice(["", "error", "stream:2", "nothing"]) for _ in range(40)]
+
+    def on_loop(action: Callable[[], object]) -> None:
+        done = threading.Event()
+        engine.loop.call_soon_threadsafe(lambda: (action(), done.set()))
+        assert done.wait(10)
+
+    def send() -> None:
+        for index, kind in enumerate(kinds):
+            engine.submit(
+                request("gate", parameters={"do": kind}),
+                lambda response, index=index: told.append((index, response.final)),
+            )
+
+    on_loop(send)
+    for _ in range(2000):
+        if len({index for index, final in told if final}) == len(kinds):
+            break
+        on_loop(chance.choice(list(gate.instances.values())).end)
+    expected = [
+        (index, final)
+        for index, kind in enumerate(kinds)
+        for final in ([False, False, True] if kind == "stream:2" else [True])
+    ]
+    assert told == expected
 
 
 def test_loop_instances_serve(gate: Gate, tmp_path: Path, make_engine: Any) -> None:

@@ -44,6 +44,18 @@ def test_points_that_must_not_be_believed_do_not_count(bad: dict[str, object]) -
         choose(points[:1])
 
 
+def test_a_choice_that_had_not_settled_says_so() -> None:
+    assert "not stable" in choose([point(500, 20, settings={"a": 1}, stable=False), point(100, 5)]).text
+    assert "not stable" not in choose([point(500, 20, settings={"a": 1})]).text
+
+
+def test_nobody_is_sent_to_measure_again_what_was_refused() -> None:
+    with pytest.raises(InvalidMeasurement) as caught:
+        choose([point(0, 0, settings={"a": 1}, valid=False, error="the configuration was refused: why")])
+    assert "measure again" not in caught.value.hint
+    assert "the configuration was refused: why" in caught.value.where
+
+
 def test_a_goal_that_none_holds_names_the_nearest() -> None:
     with pytest.raises(InvalidMeasurement, match="p99 <= 2 ms") as caught:
         choose([point(100, 5.0, settings={"a": 1}), point(300, 40.0)], p99_ms=2)

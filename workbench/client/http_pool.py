@@ -112,7 +112,10 @@ class HttpPool:
             connection.sock.settimeout(timeout_s)
         connection.request(method, path, body if body or method == "POST" else None, dict(headers))
         response = connection.getresponse()
-        data = response.read()
+        try:
+            data = response.read()
+        except ConnectionError as error:  # the answer had begun: the request has taken effect and is not sent again
+            raise self._failed(error) from error
         answer = Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
         if response.will_close:
             connection.close()

@@ -42,7 +42,8 @@ class Ticket(Item):
         self.run: Run | None = None
         self.cancelled = False
         self.failed: InferenceResponse | None = None
-        # responses kept back for preserve_ordering; None when the order does not matter
+        # Responses kept back for preserve_ordering; None when the order does not matter. The documented meaning is kept
+        # (model_config.proto: the order of requests); since release 25.09 Triton's code holds it within a batch only.
         self.held: list[InferenceResponse] | None = None
 
     def release(self) -> None:

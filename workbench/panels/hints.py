@@ -47,7 +47,7 @@ def hints(seen: Observed) -> list[str]:
     found = [*_batching(seen), *_waiting(seen)]
     if seen.failed_s > 0:
         found.insert(0, f"{seen.failed_s:,.1f} requests/s fail: the overview shows the reason.")
-    return found or [f"Batches have {seen.mean_rows:.2f} rows on average; nothing stands out."]
+    return found or [f"Batches of the last minute have {seen.mean_rows:.2f} rows on average; nothing stands out."]
 
 
 def _batching(seen: Observed) -> list[str]:

@@ -99,6 +99,7 @@ def best_html(choice: Choice, points: Sequence[Point], goal_p99_ms: float | None
     more = f'<br><span class="wb-muted">{escape(advice)}</span>' if advice else ""
     point = choice.point
     tied = f" · {len(choice.tied)} more too close to call" if choice.tied else ""
+    tied += "" if point.stable else " · not stable: measure it for longer before you rely on it"
     return (
         f'<span class="wb-best"><b>{escape(settings_label(point.settings))}</b></span> at {escape(point.load.label)}: '
         f"<b>{number(point.throughput)}</b> infer/s, p99 <b>{number(point.p99_ms, 2)}</b> ms{escape(tied)}{more}"

@@ -42,7 +42,6 @@ from workbench.scheduling.interface import (
     Scheduler,
     SlotRow,
 )
-from workbench.scheduling.ordering import ResponseOrder
 from workbench.scheduling.rate_limiter import (
     NestedCall,
     RateLimiter,
@@ -110,7 +109,6 @@ __all__ = [
     "ResourceLimit",
     "ResourceNeed",
     "ResourceWait",
-    "ResponseOrder",
     "Resume",
     "Scheduler",
     "SequenceFlags",

@@ -41,7 +41,9 @@ def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
     usable = usable_points(points)
     if not usable:
         why = "; ".join(sorted({reason for point in points for reason in (*point.reasons, point.error) if reason})[:3])
-        raise InvalidMeasurement("no point of the sweep is valid", where=why, hint="measure again on a quiet machine")
+        failed = all(point.error for point in points)
+        hint = "mend what failed, then sweep again" if failed else "measure again on a quiet machine"
+        raise InvalidMeasurement("no point of the sweep is valid", where=why, hint=hint)
     holding = [point for point in usable if p99_ms is None or point.p99_ms <= p99_ms]
     if not holding:
         nearest = min(usable, key=lambda point: point.p99_ms)
@@ -55,6 +57,8 @@ def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
     text = f"{describe(taken)}: {taken.throughput:.0f} infer/s{goal}"
     if tied:
         text += f"; {len(tied)} more {'is' if len(tied) == 1 else 'are'} too close to call"
+    if not taken.stable:
+        text += "; not stable: its figures had not settled, measure it again for longer before you rely on them"
     return Choice(taken, tuple(tied), text)
 
 
