@@ -51,7 +51,15 @@ class Configurator:
         async with entry.lock:
             document = self._entry(name).document
             assert document is not None
-            return await self._change(entry, document.edit(edits), started, dry_run=dry_run)
+            result = await self._change(entry, document.edit(edits), started, dry_run=dry_run)
+        await self._tell_ensembles(result, dry_run=dry_run)
+        return result
+
+    async def _tell_ensembles(self, result: ConfigureResult, *, dry_run: bool = False) -> None:
+        """A composing model that has changed may not fit its ensembles any more, or fit them now."""
+        sizes = any(reason.startswith("max_batch_size:") for reason in result.reasons)
+        if (result.change_class == "reload" or sizes) and not dry_run:
+            await self._lifecycle.composing.refresh(result.model)
 
     async def revert(self, name: str) -> ConfigureResult:
         """Goes back to what the file says now.
@@ -63,13 +71,16 @@ class Configurator:
         entry = self._entry(name)
         async with entry.lock:
             if entry.overridden:
-                return await self._leave_override(entry, started)
-            path = entry.config_path
-            assert path is not None
-            data = await self._core.on_loader(_read, path)
-            document = ConfigDocument.parse(data or b"", str(path))
-            entry.saved = data
-            return await self._change(entry, document, started, dry_run=False)
+                result = await self._leave_override(entry, started)
+            else:
+                path = entry.config_path
+                assert path is not None
+                data = await self._core.on_loader(_read, path)
+                document = ConfigDocument.parse(data or b"", str(path))
+                entry.saved = data
+                result = await self._change(entry, document, started, dry_run=False)
+        await self._tell_ensembles(result)
+        return result
 
     async def _leave_override(self, entry: ModelEntry, started: int) -> ConfigureResult:
         """Back from a load with override to the directory: a reload."""

@@ -147,13 +147,9 @@ class InferenceEngine:
 
     async def _load_startup(self) -> list[WorkbenchError]:
         names = await self._core.on_loader(self._lifecycle.startup_names)
-        results = await asyncio.gather(*(self._lifecycle.load(name) for name in names), return_exceptions=True)
+        failures = await self._lifecycle.composing.load_all(names)
         if self.options.control_mode == "poll" and self.options.poll_s > 0:
             self._poller = self._core.spawn(self._poll())
-        failures = [result for result in results if isinstance(result, WorkbenchError)]
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, WorkbenchError):
-                raise result
         return failures
 
     async def _poll(self) -> None:
@@ -170,9 +166,7 @@ class InferenceEngine:
                     self.events.append("log", "", f"failed to poll the model repository: {complaint}", level="error")
                 continue
             complaint = ""
-            for name in names:
-                with contextlib.suppress(WorkbenchError):
-                    await self._lifecycle.load(name)
+            await self._lifecycle.composing.load_all(names)
             for name in [name for name, entry in self._lifecycle.entries.items() if entry.ready()]:
                 if name not in names:
                     await self._lifecycle.unload(name)
@@ -481,7 +475,11 @@ class InferenceEngine:
                     for name in sorted(entries)
                     for number, slot in sorted(entries[name].versions.items())
                 ),
-                unreadable={name: entry.poll_error for name, entry in sorted(entries.items()) if entry.poll_error},
+                unreadable={
+                    name: entry.poll_error or entry.problem
+                    for name, entry in sorted(entries.items())
+                    if entry.poll_error or (entry.problem and not entry.ready())
+                },
                 stall_count=watch.count,
                 stall_ms=watch.total_ms,
                 stalls=tuple(watch.recent),

@@ -33,6 +33,8 @@ class ModelEntry:
     ``saved`` are the bytes of the file when it was last read or written. ``override_dir`` holds the files of a load
     with ``file:`` parameters. ``poll_error`` says why the directory could not be read, when it could not;
     ``versionless`` that it could, but no version is left by its policy (Triton's index then has no row of it).
+    ``composing`` are the models that an ensemble is made of, ``problem`` is why it cannot be loaded with them;
+    ``explicit``: it was asked for by its own name, not only by an ensemble.
     """
 
     name: str
@@ -47,6 +49,9 @@ class ModelEntry:
     override_dir: tempfile.TemporaryDirectory[str] | None = None
     poll_error: str = ""
     versionless: bool = False
+    composing: frozenset[str] = frozenset()
+    problem: str = ""
+    explicit: bool = False
     load_ns: int = 0
 
     def ready(self) -> dict[int, ModelVersion]:
@@ -74,7 +79,9 @@ class ModelEntry:
             NotReady: the model has never been loaded.
         """
         if self.document is None:
-            raise NotReady(f"model '{self.name}' has no configuration yet", hint=self.poll_error or "load it first")
+            raise NotReady(
+                f"model '{self.name}' has no configuration yet", hint=self.poll_error or self.problem or "load it first"
+            )
         model = self.latest()
         effective = to_json(model.config) if model is not None else to_json(self.document.message)
         return ConfigState(self.document, self.saved, self.epoch, self.dirty, effective)

@@ -11,6 +11,7 @@ from typing import Any
 from workbench.backends.base import Backend
 from workbench.backends.registry import create_backend
 from workbench.config import ConfigDocument, from_json, to_text
+from workbench.engine.composing import Composing
 from workbench.engine.core import EngineCore
 from workbench.engine.devices import usable_gpus
 from workbench.engine.entry import ModelEntry, State, VersionSlot, lookup, state_reason
@@ -23,6 +24,7 @@ from workbench.engine.prepare import (
     changed_fields,
     check_runtime,
     complete_io,
+    is_ensemble,
     make_context,
     overlay,
     poll_config,
@@ -51,6 +53,7 @@ class Lifecycle:
         self._backends: dict[str, Backend] = {}
         self._gpus = usable_gpus() if core.options.gpus is None else core.options.gpus
         self.retiring: set[ModelVersion] = set()
+        self.composing = Composing(self)
 
     # ---- looking up
 
@@ -87,8 +90,18 @@ class Lifecycle:
 
     # ---- load
 
-    async def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Loads or reloads a model; returns when it is done (7.9, 7.10).
+    async def load(
+        self,
+        name: str,
+        *,
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        tried: set[str] | None = None,
+        explicit: bool = True,
+    ) -> None:
+        """Loads or reloads a model, an ensemble after its composing models; returns when it is done (7.9, 7.10).
+
+        ``tried`` are composing models that need not be loaded again; ``explicit``: it is asked for by its own name.
 
         Raises:
             InvalidRequest: the name or a parameter is wrong.
@@ -98,15 +111,25 @@ class Lifecycle:
         check_name(name)
         if files and config is None:
             raise InvalidRequest("Load parameter 'config' must be specified for model file override")
+        await self.composing.prepare(name, config, set() if tried is None else tried)
         entry = self.entry(name)
+        entry.explicit = entry.explicit or explicit
         async with entry.lock:
             self.entries.setdefault(name, entry)  # another load of this name may have failed and forgotten it
+            before = set(entry.ready().values())
             await self.load_locked(entry, config, files)
+        if set(entry.ready().values()) != before:
+            await self.composing.refresh(name)
 
     async def load_locked(
-        self, entry: ModelEntry, config: str | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        entry: ModelEntry,
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        again: bool = False,
     ) -> None:
-        """As ``load``; the caller holds the entry's lock."""
+        """As ``load``; the caller holds the entry's lock. ``again``: also if nothing has changed."""
         name = entry.name
         try:
             polled, saved = await self._poll(entry, config, files)
@@ -125,9 +148,9 @@ class Lifecycle:
                 hint=error.message if not error.hint else f"{error.message} ({error.hint})",
             ) from error
         entry.poll_error, entry.versionless = "", False
-        if config is None and self._unmodified(entry, polled):
+        if config is None and not again and self._unmodified(entry, polled):
             return
-        if self._only_instances(entry, polled):
+        if not again and self._only_instances(entry, polled):
             gpus = self.gpus(polled.config.backend)
             configs = {
                 number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in entry.ready().items()
@@ -190,7 +213,7 @@ class Lifecycle:
 
     def _kept_document(self, entry: ModelEntry, source: ModelSource) -> ConfigDocument | None:
         """The document in force stays as long as the file is what it was: unsaved edits and overrides stick."""
-        if entry.document is None or entry.source is None or not entry.ready():
+        if entry.document is None or entry.source is None or not (entry.ready() or entry.composing):
             return None
         before, now = entry.source.fingerprint, source.fingerprint
         if entry.source.directory != source.directory or source.config_bytes != entry.saved:
@@ -235,7 +258,16 @@ class Lifecycle:
                 f"version {number} is specified for model '{name}', but the version directory is not present",
                 level="warning",
             )
-        keep = self._unchanged_versions(entry, polled)
+        ensemble = is_ensemble(polled.config)
+        if ensemble:
+            try:
+                self.composing.plan(entry, polled)
+            except WorkbenchError:
+                self._keep_unserved(entry, polled, saved)
+                raise
+        else:
+            entry.composing, entry.problem = frozenset(), ""
+        keep = set() if ensemble else self._unchanged_versions(entry, polled)
         wanted = [number for number in polled.versions if number not in keep]
         for number in wanted:
             slot = entry.versions.setdefault(number, VersionSlot())
@@ -249,11 +281,7 @@ class Lifecycle:
             number: result for number, result in zip(wanted, results, strict=True) if isinstance(result, ModelVersion)
         }
         if failed:
-            from_file = polled.document.data == (saved or b"")
-            if not entry.ready() and (from_file or entry.document is None):
-                # nothing serves: the configuration is kept all the same, so that it can be seen and edited
-                entry.document, entry.raw, entry.saved = polled.document, polled.raw, saved
-                entry.source, entry.overridden = polled.source, polled.overridden
+            self._keep_unserved(entry, polled, saved)
             await self._undo(entry, loaded, failed)
         entry.epoch += 1
         entry.document, entry.raw, entry.saved = polled.document, polled.raw, saved
@@ -272,6 +300,13 @@ class Lifecycle:
             entry.versions[number].model.epoch = entry.epoch  # type: ignore[union-attr]
         entry.load_ns = core.clock() - started
         core.events.append("epoch", name, f"configuration {entry.epoch} of '{name}' is in force", epoch=entry.epoch)
+
+    def _keep_unserved(self, entry: ModelEntry, polled: Polled, saved: bytes | None) -> None:
+        """A load failed: if nothing serves, its configuration is kept all the same, to be seen and edited."""
+        from_file = polled.document.data == (saved or b"")
+        if not entry.ready() and (from_file or entry.document is None):
+            entry.document, entry.raw, entry.saved = polled.document, polled.raw, saved
+            entry.source, entry.overridden = polled.source, polled.overridden
 
     def _unchanged_versions(
         self, entry: ModelEntry, polled: Polled, may_differ: Collection[str] = ("version_policy",)
@@ -293,6 +328,8 @@ class Lifecycle:
     async def _open(self, polled: Polled, number: int) -> ModelVersion:
         """Opens a version and its instances; nothing is left behind when it fails."""
         core, name = self.core, polled.source.name
+        if is_ensemble(polled.config):
+            return self.composing.open(self.entry(name), polled, number)
         host = ModelHost(core, name, self._submit_nested)
         refuse_unserved(polled.config)
         check_runtime(polled.config)
@@ -339,17 +376,21 @@ class Lifecycle:
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Starts the unloading of every version; an unknown model is no error (7.11)."""
-        del unload_dependents  # counts for ensembles only
         entry = self.entries.get(name)
         if entry is None:
             return
+        await self.composing.release_dependents(name)
         async with entry.lock:
+            composing, entry.composing = entry.composing, frozenset()
+            entry.problem, entry.explicit = "", False
             for number in list(entry.ready()):
                 self.release(entry, number)
             entry.source = None
             entry.document = entry.raw = None
             entry.overridden = False
             entry.override_dir = None
+        if unload_dependents:
+            await self.composing.unload_unused(composing)
 
     def release(self, entry: ModelEntry, number: int) -> None:
         """Takes a version out of service; it ends when its last request does."""
@@ -385,7 +426,7 @@ class Lifecycle:
         self.core.events.append("state", entry.name, text, level=level, version=number, state=state, reason=reason)
 
     def _forget_if_empty(self, entry: ModelEntry) -> None:
-        if not entry.versions and not entry.poll_error and entry.document is None:
+        if not (entry.versions or entry.poll_error or entry.problem) and entry.document is None:
             self.entries.pop(entry.name, None)
 
     def index(self, found: Mapping[str, Sequence[Path]], *, ready: bool = False) -> list[dict[str, str]]:

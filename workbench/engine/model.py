@@ -48,6 +48,7 @@ class ModelVersion:
         self.statistics = ModelStatistics()
         self.slots: list[InstanceSlot] = []
         self.next_index = 0
+        self.holds = 0
         self.decoupled: bool = config.model_transaction_policy.decoupled
         self.scheduler = DynamicBatcher(
             settings_from_config(config), first_batch_seq=self.generation * _BATCHES_PER_GENERATION + 1
@@ -111,6 +112,11 @@ class ModelVersion:
         self.plan()
 
     # ---- requests
+
+    @property
+    def healthy(self) -> bool:
+        """Whether an instance can run requests."""
+        return any(slot.healthy for slot in self.slots)
 
     @property
     def pending(self) -> int:
@@ -324,6 +330,7 @@ class ModelVersion:
             batch_seq, instance = run.batch.seq, run.slot.spec.name
         if failed is None:
             durations = (0, 0, 0) if run is None else run.durations()
+            ticket.durations = durations
             self.statistics.success(ticket.rows, now - ticket.arrival, start - ticket.arrival, durations)
         else:
             error = failed.error
@@ -339,10 +346,20 @@ class ModelVersion:
             status, text, ticket.id,
         )  # fmt: skip
         ticket.run = None
-        if self._on_empty is not None and not self._open:
-            self._on_empty()
+        if self._on_empty is not None:
+            self.look_whether_empty()
 
     # ---- the end
+
+    def let_go(self) -> None:
+        """An ensemble's request that has held this version (``holds``) is over."""
+        self.holds -= 1
+        self.look_whether_empty()
+
+    def look_whether_empty(self) -> None:
+        """Tells whoever waits for it that nothing is open any more."""
+        if self._on_empty is not None and not self._open and not self.holds:
+            self._on_empty()
 
     def drain(self) -> None:
         """From now on what waits leaves without delay."""
@@ -364,7 +381,7 @@ class ModelVersion:
             self._ending.set()
 
     async def _retire(self) -> None:
-        if self._open:
+        if self._open or self.holds:
             self.scheduler.drain(self.core.clock())
             self.plan()
             done = self.core.loop.create_future()

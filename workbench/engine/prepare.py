@@ -70,14 +70,17 @@ def poll_config(
     return Polled(source, document, raw, config, versions, missing, overridden)
 
 
+def is_ensemble(config: Any) -> bool:
+    """Whether a configuration is an ensemble's."""
+    return bool(config.platform == "ensemble")
+
+
 def refuse_unserved(config: Any) -> None:
     """Refuses what this engine cannot serve yet, in clear words, instead of serving it wrongly.
 
     Raises:
-        Unsupported: ensembles, sequence batching, batch inputs and outputs.
+        Unsupported: sequence batching, batch inputs and outputs.
     """
-    if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
-        raise Unsupported(f"model '{config.name}' is an ensemble, which this engine does not serve yet")
     if config.HasField("sequence_batching"):
         raise Unsupported(f"model '{config.name}' uses sequence_batching, which this engine does not serve yet")
     if config.batch_input or config.batch_output:

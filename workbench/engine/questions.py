@@ -17,7 +17,7 @@ def model_ready(lifecycle: Lifecycle, name: str, version: int) -> bool:
         model = lifecycle.lookup(name, version)
     except WorkbenchError:
         return False
-    return any(slot.healthy for slot in model.slots)
+    return model.healthy
 
 
 def model_config(lifecycle: Lifecycle, name: str, version: int) -> Any:

@@ -28,7 +28,21 @@ class Ticket(Item):
     answers when it likes.
     """
 
-    __slots__ = ("arrival", "cancelled", "epoch", "failed", "held", "model", "on_response", "request", "run")
+    __slots__ = (
+        "arrival",
+        "cancelled",
+        "durations",
+        "epoch",
+        "failed",
+        "held",
+        "model",
+        "on_response",
+        "request",
+        "run",
+    )
+
+    durations: tuple[int, int, int]
+    """Input, infer and output durations of a request that has succeeded; not set before."""
 
     def __init__(
         self, model: ModelVersion, request: InferenceRequest, on_response: OnResponse, seq: int, rows: int, now: int
