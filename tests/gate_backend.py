@@ -2,7 +2,7 @@
 
 It stands behind the same seam as every backend. ``y`` is ``x``; the request parameter ``do`` asks for more: ``raise``,
 ``error`` (an error for this request alone), ``nothing`` (no answer), ``stream:N`` (N responses before the final one),
-``cancel`` (waits for the cancellation, then answers CANCELLED).
+``cancel`` (waits for the cancellation, then answers CANCELLED), ``again:N`` (gives the request back N times).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Gate:
     fail_instance: str = ""
     instances: dict[str, Any] = field(default_factory=dict)
     host: Any = None
+    given_back: dict[int, int] = field(default_factory=dict)
 
 
 class GateBackend:
@@ -79,12 +80,18 @@ class GateModel:
         pass
 
 
-def answer(execution: Execution, index: int, request: InferenceRequest) -> None:
+def answer(gate: Gate, execution: Execution, index: int, request: InferenceRequest) -> None:
     """Answers one request as its ``do`` parameter asks."""
     do = str(request.parameters.get("do", ""))
     response = InferenceResponse(request.model_name, 1, request.id)
     if do == "nothing":
         return
+    if do.startswith("again:"):
+        key = execution.seqs[index]
+        gate.given_back[key] = gate.given_back.get(key, 0) + 1
+        if gate.given_back[key] <= int(do.removeprefix("again:")):
+            execution.rescheduled = (execution.rescheduled or set()) | {index}
+            return
     if do == "raise":
         raise ValueError("the model raised")
     if do == "error":
@@ -125,7 +132,7 @@ class ThreadGate:
         assert self.gate.open.wait(20), "the test never opened the gate"
         execution.output_start = self.clock()
         for index, request in enumerate(execution.requests):
-            answer(execution, index, request)
+            answer(self.gate, execution, index, request)
 
     def close(self) -> None:
         self.gate.live -= 1
@@ -154,7 +161,7 @@ class LoopGate:
         if execution is None:
             return
         for index, request in enumerate(execution.requests):
-            answer(execution, index, request)
+            answer(self.gate, execution, index, request)
         execution.finish(None)
 
     def die(self, *, gone: bool = False) -> None:

@@ -111,6 +111,8 @@ class Execution:
 
     ``rows`` and ``seqs`` run beside ``requests``: how many rows each has (max(1, batch dimension)), the ``seq`` of
     its record, which a nested request (BLS) names as ``parent_seq``. ``sequence`` is the batch's number, ``batch_seq``.
+    ``rescheduled`` are the requests that a model with ``iterative_sequence`` gives back, to be executed again (Triton's
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE); to be set before ``finish``.
     """
 
     requests: Sequence[InferenceRequest]
@@ -124,6 +126,7 @@ class Execution:
     compute_end: int = 0
     rows: Sequence[int] = ()
     seqs: Sequence[int] = ()
+    rescheduled: set[int] | None = None
 
 
 class ThreadInstance(Protocol):

@@ -145,6 +145,9 @@ class _OnnxInstance:
         self._batching = config.max_batch_size > 0
         self._inputs = {spec.name: spec for spec in inputs}
         names = [item.name for item in config.output]
+        states = [state.output_name for state in config.sequence_batching.state]
+        self._states = frozenset(states)
+        names += [name for name in states if name not in names]
         by_name = {spec.name: spec for spec in outputs}
         self._outputs = [by_name[name] for name in names]
         self._names = names
@@ -221,7 +224,7 @@ class _OnnxInstance:
                 array = array.reshape(self._scalar_shapes.get(spec.name, ()))
             arrays.append((spec, array))
         if len(requests) == 1:
-            execution.respond(0, _response(requests[0], arrays))
+            execution.respond(0, self._response(requests[0], arrays))
             return
         rows = execution.rows
         total = sum(rows)
@@ -234,18 +237,19 @@ class _OnnxInstance:
         offset = 0
         for index, request in enumerate(requests):
             end = offset + rows[index]
-            execution.respond(index, _response(request, [(spec, array[offset:end]) for spec, array in arrays]))
+            execution.respond(index, self._response(request, [(spec, array[offset:end]) for spec, array in arrays]))
             offset = end
 
-
-def _response(request: InferenceRequest, arrays: Sequence[tuple[TensorSpec, NDArray[Any]]]) -> InferenceResponse:
-    wanted = {output.name for output in request.outputs}
-    outputs = [
-        Tensor(spec.name, spec.datatype, array.shape, array)
-        for spec, array in arrays
-        if not wanted or spec.name in wanted
-    ]
-    return InferenceResponse(request.model_name, request.model_version, request.id, outputs)
+    def _response(
+        self, request: InferenceRequest, arrays: Sequence[tuple[TensorSpec, NDArray[Any]]]
+    ) -> InferenceResponse:
+        wanted = {output.name for output in request.outputs}
+        outputs = [
+            Tensor(spec.name, spec.datatype, array.shape, array)
+            for spec, array in arrays
+            if not wanted or spec.name in wanted or spec.name in self._states
+        ]
+        return InferenceResponse(request.model_name, request.model_version, request.id, outputs)
 
 
 def _to_text(name: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -133,7 +133,9 @@ def check_fit(
     Raises:
         InvalidRequest: they do not fit (texts of 10.43 and of ``CompareDimsSupported``).
     """
-    expected = len(config.input) + sum(len(item.target_name) for item in config.batch_input)
+    sequence = config.sequence_batching
+    made = [item.name for item in sequence.control_input] + [item.input_name for item in sequence.state]
+    expected = len(config.input) + len(made) + sum(len(item.target_name) for item in config.batch_input)
     names = {spec.name for spec in overridable}
     required = sum(item.name not in names for item in config.input) + expected - len(config.input)
     if len(inputs) != required:
@@ -142,6 +144,13 @@ def check_fit(
             f"model provides {len(inputs)}"
         )
     by_name = {spec.name: spec for spec in (*overridable, *inputs)}
+    for item in sequence.control_input:
+        if item.name not in by_name:
+            raise InvalidRequest(
+                f"configuration specified sequence control '{item.name}', but model does not provide that input"
+            )
+    for state in sequence.state:
+        _find(state.input_name, by_name, "input")
     for item in config.input:
         if item.optional and config.max_batch_size != 0:
             raise InvalidRequest(
@@ -155,6 +164,8 @@ def check_fit(
         else:
             _check_dims(config, item, spec, exact=False)
     by_name = {spec.name: spec for spec in outputs}
+    for state in sequence.state:
+        _find(state.output_name, by_name, "output")
     for item in config.output:
         spec = _find(item.name, by_name, "output")
         _check_datatype(config, item, spec, "output")

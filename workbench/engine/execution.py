@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import traceback
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from workbench.backends.base import Execution, Instance, InstanceSpec
 from workbench.clock import Clock
 from workbench.engine.ticket import Ticket
 from workbench.errors import BackendError, WorkbenchError
-from workbench.protocol.tensors import InferenceResponse
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.scheduling.interface import Batch
 
 if TYPE_CHECKING:
@@ -26,19 +26,27 @@ class Run:
 
     __slots__ = ("batch", "epoch", "error", "execution", "finals", "finished", "model", "slot", "started", "tickets")
 
-    def __init__(self, model: ModelVersion, slot: InstanceSlot, batch: Batch) -> None:
+    def __init__(
+        self,
+        model: ModelVersion,
+        slot: InstanceSlot,
+        batch: Batch,
+        tickets: list[Ticket] | None = None,
+        requests: list[InferenceRequest] | None = None,
+    ) -> None:
         self.model = model
         self.slot = slot
         self.batch = batch
         self.epoch = model.epoch
-        tickets: list[Ticket] = batch.items  # type: ignore[assignment]
-        self.tickets = tickets
+        if tickets is None:
+            tickets = cast("list[Ticket]", batch.items)
+        self.tickets: list[Ticket] = tickets
         self.finals: list[InferenceResponse | None] = [None] * len(tickets)
         self.finished = False
         self.started = 0
         self.error: WorkbenchError | None = None
         self.execution = Execution(
-            [ticket.request for ticket in tickets],
+            [ticket.request for ticket in tickets] if requests is None else requests,
             self.respond,
             self.finish,
             self.is_cancelled,

@@ -31,6 +31,7 @@ from workbench.engine.prepare import (
     read_document,
     refuse_unserved,
 )
+from workbench.engine.sequences import make_version
 from workbench.errors import ConfigError, InternalError, InvalidRequest, LoadFailed, NotFound, WorkbenchError
 from workbench.repository.files import write_override_files
 from workbench.repository.models import (
@@ -337,7 +338,7 @@ class Lifecycle:
         gpus = self.gpus(polled.config.backend)
         config = await core.on_loader(complete_io, polled, number, backend, host, core.options, gpus)
         loaded = await core.on_loader(backend.open, make_context(polled, number, config, host, core.options))
-        model = ModelVersion(core, name, number, config, loaded)
+        model = await core.on_loader(make_version, core, polled, number, config, loaded)
         host.model = model
         try:
             specs = instance_specs(config)
@@ -394,8 +395,7 @@ class Lifecycle:
 
     def release(self, entry: ModelEntry, number: int) -> None:
         """Takes a version out of service; it ends when its last request does."""
-        slot = entry.versions[number]
-        model = slot.model
+        model = entry.versions[number].model
         assert model is not None
         self._set_state(entry, number, "UNLOADING")
         self.core.spawn(self._unload(entry, number, model))

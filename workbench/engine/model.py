@@ -19,6 +19,7 @@ from workbench.errors import (
     Cancelled,
     InstanceDied,
     InternalError,
+    InvalidRequest,
     NotReady,
     QueueFull,
     TimedOut,
@@ -27,7 +28,8 @@ from workbench.errors import (
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.scheduling.dynamic import DynamicBatcher
 from workbench.scheduling.interface import Batch, RejectedItem
-from workbench.scheduling.settings import BatcherSettings, settings_from_config
+from workbench.scheduling.sequence_base import RESCHEDULE_TEXT
+from workbench.scheduling.settings import settings_from_config
 
 _BATCHES_PER_GENERATION = 1_000_000_000
 
@@ -37,6 +39,8 @@ class ModelVersion:
 
     ``config`` is the normalised message in force, ``epoch`` the configuration's number on records.
     """
+
+    ticket_class: type[Ticket] = Ticket
 
     def __init__(self, core: EngineCore, name: str, version: int, config: Any, loaded: LoadedModel) -> None:
         self.core = core
@@ -50,9 +54,7 @@ class ModelVersion:
         self.next_index = 0
         self.holds = 0
         self.decoupled: bool = config.model_transaction_policy.decoupled
-        self.scheduler = DynamicBatcher(
-            settings_from_config(config), first_batch_seq=self.generation * _BATCHES_PER_GENERATION + 1
-        )
+        self.scheduler = self._make_scheduler(config, self.generation * _BATCHES_PER_GENERATION + 1)
         self._open: dict[int, Ticket] = {}
         self._idle: deque[InstanceSlot] = deque()
         self._order: deque[Ticket] = deque()
@@ -62,12 +64,18 @@ class ModelVersion:
         self._ending: asyncio.Event | None = None
         self.adopt_config(config)
 
+    def _make_scheduler(self, config: Any, first_batch_seq: int) -> Any:
+        return DynamicBatcher(settings_from_config(config), first_batch_seq=first_batch_seq)
+
+    def _settings_of(self, config: Any) -> Any:
+        return settings_from_config(config)
+
     def adopt_config(self, config: Any) -> None:
         """Makes a normalised message the one in force for checks; the scheduler is told by ``reconfigure``."""
         self.config = config
         self.validator = RequestValidator(config)
         self._reshape_outputs = OutputReshaper(config)
-        self.settings: BatcherSettings = settings_from_config(config)
+        self.settings: Any = self._settings_of(config)
 
     def reconfigure(self, config: Any, epoch: int) -> None:
         """New settings in place: nothing that waits or runs is lost."""
@@ -121,7 +129,8 @@ class ModelVersion:
     @property
     def pending(self) -> int:
         """Requests that wait for an instance."""
-        return self.scheduler.waiting
+        waiting: int = self.scheduler.waiting
+        return waiting
 
     @property
     def open_requests(self) -> int:
@@ -138,7 +147,7 @@ class ModelVersion:
         """
         checked = self.validator.check(request)
         now = self.core.clock()
-        ticket = Ticket(self, request, on_response, self.core.next_seq(), checked.rows, now)
+        ticket = self.ticket_class(self, request, on_response, self.core.next_seq(), checked.rows, now)
         ticket.shape_key = checked.shape_key
         ticket.input_set = checked.input_set
         if checked.inputs is not request.inputs:
@@ -158,7 +167,9 @@ class ModelVersion:
         return ticket
 
     def _refusal(self, request: InferenceRequest, answer: RejectedItem) -> WorkbenchError:
-        text = id_prefix(request) + answer.message
+        text = id_prefix(request) + answer.message if answer.id_prefix else answer.message
+        if answer.kind == "invalid":
+            return InvalidRequest(text)
         return QueueFull(text) if answer.kind == "queue_full" else NotReady(text)
 
     def cancel(self, ticket: Ticket) -> None:
@@ -233,7 +244,7 @@ class ModelVersion:
             # the instance gets its next batch before clients get their answers
             self._dispatch()
         core.records.add_batch(
-            batch.seq, self.name, run.epoch, slot.spec.name, batch.rows, len(run.tickets), batch.reason,
+            batch.seq, self.name, run.epoch, slot.spec.name, batch.rows, len(batch.items), batch.reason,
             batch.acquired, run.execution.compute_end,
         )  # fmt: skip
         self.statistics.recent.append((batch.rows, batch.reason))
@@ -244,10 +255,10 @@ class ModelVersion:
         for index, ticket in enumerate(run.tickets):
             response = run.finals[index]
             if response is None:
-                if run.error is None and self.decoupled:
+                if self._goes_on(run, index):
                     answered, ended = True, False
                     continue
-                response = self._unanswered(ticket, run.error)
+                response = self._unanswered(ticket, run, index)
             answered = answered or response.error is None
             self.deliver(ticket, response)
         if answered:
@@ -255,7 +266,14 @@ class ModelVersion:
         if ended:
             run.release()
 
-    def _unanswered(self, ticket: Ticket, error: WorkbenchError | None) -> InferenceResponse:
+    def _goes_on(self, run: Run, index: int) -> bool:
+        """Whether a request may go on without an answer when its batch has ended."""
+        return run.error is None and self.decoupled
+
+    def _unanswered(self, ticket: Ticket, run: Run, index: int) -> InferenceResponse:
+        error = run.error
+        if error is None and run.execution.rescheduled and index in run.execution.rescheduled:
+            error = InvalidRequest(RESCHEDULE_TEXT)
         if error is None:
             error = InternalError(f"model '{self.name}' ended a batch without an answer to this request")
         return InferenceResponse(self.name, self.version, ticket.request.id, error=error)

@@ -79,10 +79,8 @@ def refuse_unserved(config: Any) -> None:
     """Refuses what this engine cannot serve yet, in clear words, instead of serving it wrongly.
 
     Raises:
-        Unsupported: sequence batching, batch inputs and outputs.
+        Unsupported: batch inputs and outputs.
     """
-    if config.HasField("sequence_batching"):
-        raise Unsupported(f"model '{config.name}' uses sequence_batching, which this engine does not serve yet")
     if config.batch_input or config.batch_output:
         raise Unsupported(
             f"model '{config.name}' uses batch_input or batch_output, which this engine does not serve yet"
