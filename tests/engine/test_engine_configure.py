@@ -300,3 +300,40 @@ def test_a_model_that_failed_can_be_mended_live(repository: Path, make_engine: A
     assert (result.change_class, result.dirty) == ("reload", True)
     assert engine.infer(request()).error is None
     assert engine.repository_index()[0] == {"name": "double", "version": "1", "state": "READY"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "place"),
+    [
+        (Edit("instance_group", "set", [{"count": 2_000_000_000}]), "instance_group[0].count"),
+        (Edit("instance_group", "set", [{"count": 600}, {"count": 600}]), "instance_group[1].count"),
+        (
+            Edit("model_warmup", "set", [{"name": "w", "batch_size": 2_000_000_000, "inputs": {}}]),
+            "model_warmup[0].batch_size",
+        ),
+        (
+            Edit(
+                "model_warmup",
+                "set",
+                [
+                    {
+                        "name": "w",
+                        "batch_size": 1,
+                        "inputs": {"x": {"data_type": "TYPE_FP32", "dims": [10**6, 10**6], "zero_data": True}},
+                    }
+                ],
+            ),
+            'model_warmup[0].inputs["x"].dims',
+        ),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_sizes_that_would_take_the_machine_are_refused(
+    repository: Path, make_engine: Any, edit: Edit, place: str, dry_run: bool
+) -> None:
+    engine = make_engine(repository)
+    with pytest.raises(ConfigError, match="at most") as caught:
+        engine.configure("double", [edit], dry_run=dry_run)
+    assert caught.value.where == place
+    assert engine.config_state("double").epoch == 1
+    engine.infer(request())
