@@ -18,6 +18,7 @@ import pytest
 import workbench as wb
 from workbench.clock import monotonic_ns, sleep
 from workbench.errors import ConnectionFailed, InvalidRequest, LoadFailed, NotFound, Unsupported, WorkbenchError
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.server import runtime
 from workbench.session.remote import WorkbenchServer
 from workbench.session.server import Server
@@ -414,3 +415,6 @@ def test_a_closed_engine_says_so(repository: Path) -> None:
     with pytest.raises(WorkbenchError, match="not running"):
         engine.infer("double", {"x": ROW})
     assert not engine.is_live()
+    answers: list[InferenceResponse] = []
+    engine.submit(InferenceRequest("double", []), answers.append)
+    assert [answer.error is not None and answer.final for answer in answers] == [True]
