@@ -28,10 +28,10 @@ from workbench.errors import InvalidRequest, LoadFailed, NotReady, TimedOut, Wor
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import EventLog, RecordRing
 from workbench.repository.models import list_models
-from workbench.scheduling import STOPPING_TEXT
 
 T = TypeVar("T")
 
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 _SWITCH_INTERVAL_S = 0.0005
 _EXIT_TIMEOUT_S = 2.0
 
@@ -250,7 +250,7 @@ class InferenceEngine:
         """
         model = self._lifecycle.lookup(request.model_name, request.model_version)
         if self._stopping:
-            raise NotReady(id_prefix(request) + STOPPING_TEXT)
+            raise NotReady(id_prefix(request) + STOPPING)
         return model.accept(request, on_response)
 
     def _submit_nested(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:

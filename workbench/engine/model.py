@@ -19,7 +19,6 @@ from workbench.errors import (
     Cancelled,
     InstanceDied,
     InternalError,
-    NotReady,
     QueueFull,
     TimedOut,
     WorkbenchError,
@@ -141,7 +140,7 @@ class ModelVersion:
             raise InstanceDied(f"no instance of model '{self.name}' is left: {self.slots[0].why}")
         answer = self.scheduler.offer(ticket, now)
         if type(answer) is RejectedItem:
-            raise self._refusal(request, answer)
+            raise QueueFull(id_prefix(request) + answer.message)
         self._open[ticket.id] = ticket
         if self.settings.preserve_ordering:
             ticket.held = []
@@ -150,10 +149,6 @@ class ModelVersion:
             self._planned = True
             self.core.loop.call_soon(self._dispatch)
         return ticket
-
-    def _refusal(self, request: InferenceRequest, answer: RejectedItem) -> WorkbenchError:
-        text = id_prefix(request) + answer.message
-        return QueueFull(text) if answer.kind == "queue_full" else NotReady(text)
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancels a request (1.17)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.scheduling.dynamic import QUEUE_FULL_TEXT, STOPPING_TEXT, TIMEOUT_TEXT, DynamicBatcher
+from workbench.scheduling.dynamic import QUEUE_FULL_TEXT, TIMEOUT_TEXT, DynamicBatcher
 from workbench.scheduling.interface import (
     Accepted,
     Batch,
@@ -17,7 +17,6 @@ from workbench.scheduling.settings import BatcherSettings, QueuePolicy, settings
 
 __all__ = [
     "QUEUE_FULL_TEXT",
-    "STOPPING_TEXT",
     "TIMEOUT_TEXT",
     "Accepted",
     "Batch",

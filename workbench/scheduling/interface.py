@@ -34,7 +34,7 @@ model has no batcher, one request is one batch; ``sequence``: the sequence batch
 unloading.
 """
 
-RejectKind = Literal["timeout", "queue_full", "cancelled", "stopping", "invalid"]
+RejectKind = Literal["timeout", "queue_full"]
 
 
 @dataclass(slots=True)
