@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from workbench.errors import WorkbenchError
+from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.server import runtime
 from workbench.server.arguments import backend_config, parse, without_effect
 from workbench.server.logs import log_event, start_logging
@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
     from workbench.server.serve import serve_engine
 
     try:
-        name = runtime.check_name(args.name) if args.name else runtime.free_name(Path(args.model_repository[0]).name)
+        name = _unused(args.name) if args.name else runtime.free_name(Path(args.model_repository[0]).name)
         engine = InferenceEngine(_engine_options(args))
         engine.events.subscribe(log_event)
         engine.start()
@@ -93,6 +93,13 @@ def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
     sys.stdout.flush()
     stop.wait()
     return _stop(server, min(args.exit_timeout_secs, _ORPHAN_EXIT_S) if stop.orphaned else args.exit_timeout_secs)
+
+
+def _unused(name: str) -> str:
+    """The name, if no running server has it: that one would not be found any more."""
+    if any(info["name"] == runtime.check_name(name) for info in runtime.list_servers()):
+        raise InvalidRequest(f"a server named '{name}' runs already", hint="give another --name, or none")
+    return name
 
 
 def ready_line(server: RunningServer) -> str:
