@@ -112,6 +112,8 @@ def ready_line(server: RunningServer) -> str:
 
 def _report(error: WorkbenchError) -> None:
     kind = error.code.prefix.rstrip(": ") or "Error"
+    if "failed to poll from model repository" in error.message:  # several models perhaps: the log has each one's reason
+        error.hint = "the lines above say why; workbench lint DIR names every mistake, --fix mends most"
     sys.stderr.write(f"error: creating server: {kind} - {error}\n")
 
 
