@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,36 @@ def test_every_combination_is_measured_and_the_configuration_restored(server: Sc
         assert run.frame()["throughput"].tolist() == frame["throughput"].tolist()
         assert len(run.configs()) == 4
         assert Point.from_json(run.points()[0]).settings == result[0].settings
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of file sizes there")
+def test_a_store_that_takes_no_more_loses_no_point(server: ScriptedServer, tmp_path: Path) -> None:
+    import resource
+
+    store = RunStore(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk(progress: Progress) -> None:
+        if progress.done == 1:
+            size = max(path.stat().st_size for path in tmp_path.iterdir())
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+    grid = {"max_batch_size": [4, 8, 16]}
+    options = SweepOptions(keep_samples=True)
+    loads = [Load.closed(1, **FAST)]
+    try:
+        result = sweep(
+            ScriptedTarget(server), "m", grid, loads,
+            inputs=INPUTS, store=store, on_progress=fill_the_disk, options=options,
+        )  # fmt: skip
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [point.config["max_batch_size"] for point in result] == [4, 8, 16]
+    assert not any(point.error for point in result)
+    assert "nothing was stored: the run cannot be written" in result.error
+    assert result.restored
+    assert "nothing was stored" in repr(result)
+    assert store.open(result.run_id).info.points >= 1
 
 
 def test_a_refused_configuration_is_a_row_with_its_reason(server: ScriptedServer) -> None:
@@ -277,3 +309,8 @@ def test_a_disturbed_point_is_measured_again(server: ScriptedServer, attempts: i
     (point,) = sweep(StalledOnce(server), "m", {}, [Load.closed(1, **FAST)], inputs=INPUTS, options=options)
     assert point.valid is valid, point.reasons
     assert any("measured again" in note and "stood still" in note for note in point.notes) is valid
+
+
+def test_a_printed_sweep_says_why_points_failed() -> None:
+    failed = replace(_point(0, 0), valid=False, error="the configuration was refused: why")
+    assert repr(SweepResult("m", {"a": [1]}, (failed, failed), 2)).count("the configuration was refused: why") == 1
