@@ -138,7 +138,11 @@ def _own_flags(group: Any) -> None:
     _flag(group, "allow-file-override", False, "let load requests bring a model's files")
     group.add_argument("--python-execution", choices=("process", "thread"), default="process")
     group.add_argument("--owner-fd", type=int, default=-1, metavar="FD", help="stop when this pipe ends")
-    group.add_argument("--detached", action="store_true", help="the server outlives who started it")
+    group.add_argument(
+        "--detached",
+        action="store_true",
+        help="for wb.attach: listed as outliving who started it; it stays in the foreground (add & or nohup)",
+    )
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
