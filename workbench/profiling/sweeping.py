@@ -35,7 +35,8 @@ class SweepOptions:
 
     ``keep_samples`` stores the stamps of every request, and the server's records, with each point. ``resume`` names a
     run of the store to go on with: its valid points of the same model content, configuration as read back, inputs,
-    load, seed and device are taken as they are, the others are measured and added to it. ``attempts`` is how often a
+    load, seed and device are taken as they are, the others are measured and added to it; where the model's files are not
+    on this machine, all are measured again. ``attempts`` is how often a
     point is measured before a verdict of not valid is kept: what disturbed it once (another program) may be over.
     """
 
@@ -53,6 +54,10 @@ def combinations(grid: Grid) -> list[dict[str, Any]]:
     Raises:
         InvalidRequest: a path without values.
     """
+    if not isinstance(grid, Mapping):
+        raise InvalidRequest(
+            f"a grid maps paths to lists of values, got {grid!r:.80}", hint='{"max_batch_size": [4, 8]}'
+        )
     lists: dict[str, list[Any]] = {}
     for path, values in grid.items():
         given: Any = values
@@ -95,6 +100,7 @@ class Sweeper:
         self._began = 0
         self._about: dict[str, Any] | None = None
         self._known: dict[str, Point] = {}
+        self._unstored = ""
         self.points: list[Point] = []
 
     @property
@@ -127,10 +133,22 @@ class Sweeper:
                 self._model, self._grid, tuple(self.points), self.total, stopped, restored, error, run.id if run else ""
             )
             if run is not None:
-                run.set_meta(restored=restored, error=error)
-                run.finish(result.status)
+                self._store_safely(lambda: run.set_meta(restored=restored, error=error))
+                self._store_safely(lambda: run.finish(result.status))
                 run.close()
+            if self._unstored:
+                text = f"{result.error}; {self._unstored}" if result.error else self._unstored
+                result = replace(result, error=text)
         return result
+
+    def _store_safely(self, write: Callable[[], None]) -> None:
+        """A store that takes no more (a full disk, say) is told of in the result: what is measured is not lost."""
+        if self._unstored:
+            return
+        try:
+            write()
+        except WorkbenchError as error:
+            self._unstored = f"from point {len(self.points)} on nothing was stored: {error.message} ({error.where})"
 
     def _measure_all(self, measurer: Measurer, run: Run | None) -> str:
         """Gives what broke the sweep off, or nothing."""
@@ -188,16 +206,19 @@ class Sweeper:
     def _keep(self, point: Point, run: Run | None, measured: Measured | None) -> None:
         self.points.append(point)
         if run is not None:
-            number = write_point(run, point, "" if point.error else self._key(point.load, point.config))
-            if measured is not None and self._options.keep_samples:
-                samples = measured.samples
-                run.add_samples(
-                    number,
-                    {name: getattr(samples, name) for name in ("scheduled", "sent", "done", "status")},
-                )
-                if measured.records is not None:
-                    run.add_records(number, measured.records)
+            self._store_safely(lambda: self._write(point, run, measured))
         self._tell(point)
+
+    def _write(self, point: Point, run: Run, measured: Measured | None) -> None:
+        number = write_point(run, point, "" if point.error else self._key(point.load, point.config))
+        if measured is not None and self._options.keep_samples:
+            samples = measured.samples
+            run.add_samples(
+                number,
+                {name: getattr(samples, name) for name in ("scheduled", "sent", "done", "status")},
+            )
+            if measured.records is not None:
+                run.add_records(number, measured.records)
 
     def _key(self, load: Load, config: Mapping[str, Any]) -> str:
         """What makes a point the same as one measured before."""
@@ -215,8 +236,8 @@ class Sweeper:
 
     def _reuse(self, load: Load, settings: Mapping[str, Any]) -> bool:
         """Takes a point of the run that is resumed, if it has this one."""
-        if not self._known:
-            return False
+        if not self._known or directory_of(self._target, self._model) is None:
+            return False  # what the model's files are is not known here: they may have changed since
         try:
             point = self._known.get(self._key(load, self._target.model_config(self._model)))
         except WorkbenchError:
