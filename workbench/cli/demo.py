@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import NotFound
+from workbench.errors import InvalidMeasurement, NotFound
 
 if TYPE_CHECKING:
     from workbench.profiling import Point
@@ -174,6 +174,9 @@ def _tune(server: Server, model: str, args: argparse.Namespace, say: Any) -> Out
         server.configure(model, *edits)
     after = measure({})[0]
     say(f"  after: {_line(after)}")
+    for when, point in (("before", before), ("after", after)):
+        if point.error or not point.valid or point.failed:
+            raise InvalidMeasurement(f"{model}, {when}: {_line(point)}", hint="measure again on a quiet machine")
     return Outcome(before, after, advice, len(points))
 
 

@@ -35,9 +35,9 @@ class SweepOptions:
 
     ``keep_samples`` stores the stamps of every request, and the server's records, with each point. ``resume`` names a
     run of the store to go on with: its valid points of the same model content, configuration as read back, inputs,
-    load, seed and device are taken as they are, the others are measured and added to it; where the model's files are not
-    on this machine, all are measured again. ``attempts`` is how often a
-    point is measured before a verdict of not valid is kept: what disturbed it once (another program) may be over.
+    load, seed and device are taken as they are, the others are measured and added to it; where the model's files are
+    not on this machine, all are measured again. ``attempts`` is how often a point is measured before a verdict of not
+    valid is kept: what disturbed it once (another program) may be over.
     """
 
     title: str = ""
