@@ -254,12 +254,16 @@ def test_a_sweep_that_was_broken_off_is_resumed_without_repeating(server: Script
         if progress.done == 2:
             stop.set()
 
-    first = sweep(
-        ScriptedTarget(server), "m", GRID, loads, inputs=INPUTS, store=store, stop=stop, on_progress=on_progress
-    )
+    def target(*, files: bool = True) -> ScriptedTarget:
+        return ScriptedTarget(server, repositories=[tmp_path / "repository"] if files else [])
+
+    weights = tmp_path / "repository" / "m" / "1" / "weights"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("one")
+    first = sweep(target(), "m", GRID, loads, inputs=INPUTS, store=store, stop=stop, on_progress=on_progress)
     valid = sum(point.valid for point in first)
     options = SweepOptions(resume=first.run_id)
-    second = sweep(ScriptedTarget(server), "m", GRID, loads, inputs=INPUTS, store=store, options=options)
+    second = sweep(target(), "m", GRID, loads, inputs=INPUTS, store=store, options=options)
     assert second.run_id == first.run_id
     assert len(second) == 4
     assert [point.settings for point in second] == [
@@ -272,10 +276,16 @@ def test_a_sweep_that_was_broken_off_is_resumed_without_repeating(server: Script
         assert run.info.status == "done"
     # Another seed is another point.
     other = [Load.closed(1, seed=99, **FAST)]
-    third = sweep(
-        ScriptedTarget(server), "m", {"max_batch_size": [4]}, other, inputs=INPUTS, store=store, options=options
-    )
-    assert third[0].throughput not in {point.throughput for point in second}
+    third = sweep(target(), "m", {"max_batch_size": [4]}, other, inputs=INPUTS, store=store, options=options)
+    measured = {point.throughput for point in second}
+    assert third[0].throughput not in measured
+    # Neither is a point of other weights, nor of weights that are somewhere else.
+    weights.write_text("two")
+    for again in (target(), target(files=False)):
+        (point,) = sweep(
+            again, "m", {"max_batch_size": [4], "x.delay": [0]}, loads, inputs=INPUTS, store=store, options=options
+        )
+        assert point.throughput not in measured
 
 
 def test_an_interrupt_while_restoring_does_not_keep_it_from_restoring(server: ScriptedServer) -> None:
