@@ -232,6 +232,18 @@ def test_two_servers_started_at_once_get_two_names(tmp_path: Path, closing: Clos
     assert until(lambda: all(gone(pid) for pid in pids))
 
 
+def test_files_beside_the_notebook_do_not_shadow_what_the_server_imports(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: Closing
+) -> None:
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    for name in ("json", "numpy", "queue", "random"):
+        (folder / f"{name}.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(folder)
+    server = closing(wb.serve(repository))
+    assert server.infer("double", {"x": ROW})["y"].tolist() == [[2.0, 4.0, 6.0, 8.0]]
+
+
 def test_serve_of_an_absent_path() -> None:
     for verb in (wb.serve, wb.Engine):
         with pytest.raises(NotFound, match="no model repository at nowhere") as caught:

@@ -166,8 +166,7 @@ def _numbers(name: str, given: Any, kind: type[int] | type[float]) -> list[Any]:
         return []
     values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     for value in values:
-        is_number = isinstance(value, Real) and value is not True and value is not False
-        if not is_number or (kind is int and not float(value).is_integer()):
+        if not isinstance(value, Real) or (kind is int and not float(value).is_integer()):
             raise InvalidRequest(
                 f"{name} must be {'whole numbers' if kind is int else 'numbers'}, got {value!r:.80}",
                 hint=f"write {name}=8 or {name}=[1, 8]",
