@@ -12,7 +12,7 @@ import pytest
 
 from workbench.clock import sleep
 from workbench.errors import InvalidRequest, NotFound, NotReady, WorkbenchError
-from workbench.profiling import SweepResult
+from workbench.profiling import Load, Point, SweepResult
 from workbench.session.kernel import Engine
 from workbench.session.measuring import SessionTarget, loads_of
 from workbench.session.remote import TritonServer, WorkbenchServer
@@ -273,3 +273,20 @@ def test_of_two_sweeps_of_a_model_the_second_is_refused_and_the_configuration_co
     assert isinstance(again, SweepResult)
     assert again.status == "done"
     assert kernel.config("double").text == before
+
+
+def test_a_measured_point_is_applied_as_it_is(process: WorkbenchServer) -> None:
+    best = Point(
+        model="double",
+        load=Load.closed(1),
+        settings={"max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 300}},
+    )
+    try:
+        process.configure("double", best)
+        config = process.model_config("double")
+        assert config["max_batch_size"] == 4
+        assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 300
+        process.configure("double", Point(model="double", load=Load.closed(1), settings={"dynamic_batching": None}))
+        assert "dynamic_batching" not in process.model_config("double")
+    finally:
+        process.revert("double")

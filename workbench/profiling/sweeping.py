@@ -14,7 +14,7 @@ from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measured, Measurer, failed_point
-from workbench.profiling.point import Point
+from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
 from workbench.profiling.sweep_result import Progress, SweepResult, write_point
 from workbench.profiling.target import Configurable, directory_of
@@ -33,6 +33,7 @@ _OVERHEAD_S = 0.6  # what a point takes beside its load, before one has been mea
 class SweepOptions:
     """What a sweep may be told beside its grid.
 
+    ``kind`` is what its run is stored as.
     ``keep_samples`` stores the stamps of every request, and the server's records, with each point. ``resume`` names a
     run of the store to go on with: its valid points of the same model content, configuration as read back, inputs,
     load, seed and device are taken as they are, the others are measured and added to it; where the model's files are
@@ -41,6 +42,7 @@ class SweepOptions:
     """
 
     title: str = ""
+    kind: str = "sweep"
     keep_samples: bool = False
     resume: str = ""
     attempts: int = 2
@@ -194,14 +196,8 @@ class Sweeper:
         return measured
 
     def _apply(self, settings: Mapping[str, Any]) -> None:
-        if not settings:
-            return
-        from workbench.config import Edit
-
-        edits = [
-            Edit(path, "remove") if value is None else Edit(path, "set", value) for path, value in settings.items()
-        ]
-        self._target.configure(self._model, edits)
+        if settings:
+            self._target.configure(self._model, edits_of(settings))
 
     def _keep(self, point: Point, run: Run | None, measured: Measured | None) -> None:
         self.points.append(point)
@@ -296,7 +292,7 @@ class Sweeper:
             run.set_meta(status="running", pid=os.getpid(), total=self.total)
             return run
         return self._store.create(
-            "sweep",
+            self._options.kind,
             model=self._model,
             title=self._options.title,
             url=self._target.url,

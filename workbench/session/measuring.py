@@ -26,6 +26,7 @@ from workbench.session.results import ConfigView
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
+    from workbench.session.state import SessionState
 
 _LOAD_FIELDS = {item.name for item in fields(Load)} - {"kind", "concurrency", "rate", "distribution"}
 
@@ -196,6 +197,7 @@ def sweep(
     inputs: Any = None,
     store: RunStore | str | Path | None = "runs",
     title: str = "",
+    kind: str = "sweep",
     resume: str = "",
     keep_samples: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
@@ -215,6 +217,7 @@ def sweep(
         inputs: what to send; None takes the model's example inputs.
         store: the directory of the run store; None stores nothing.
         title: what a person calls the run.
+        kind: what the run is stored as.
         resume: the id of a run of the store that was ended early: what it has is not measured again.
         keep_samples: store the stamps of every request and the server's records with each point.
         on_progress: hears of each point.
@@ -231,15 +234,10 @@ def sweep(
     loads = loads_of(concurrency, rate, options)
     _check_paths(server, model, grid)
     runs = RunStore(store) if isinstance(store, str | Path) else store
-    settings = SweepOptions(title=title, resume=resume, keep_samples=keep_samples)
+    settings = SweepOptions(title=title, kind=kind, resume=resume, keep_samples=keep_samples)
     session = server.session
     if not wait:
-
-        def hear(progress: Progress) -> None:
-            session.point_ended()
-            if on_progress is not None:
-                on_progress(progress)
-
+        hear = _tell_all(session, on_progress)
         end = session.begin_sweep(model)
         try:
             job = SweepJob(
@@ -254,17 +252,20 @@ def sweep(
     with contextlib.ExitStack() as stack:
         stack.callback(session.begin_sweep(model))
         stack.enter_context(session.measuring_window())
-        told = stack.enter_context(_bar(show_progress, model))
-
-        def tell(progress: Progress) -> None:
-            told(progress)
-            session.point_ended()
-            if on_progress is not None:
-                on_progress(progress)
-
+        tell = _tell_all(session, stack.enter_context(_bar(show_progress, model)), on_progress)
         return run_sweep(
             target, model, grid, loads, inputs=inputs, store=runs, on_progress=tell, stop=stop, options=settings
         )
+
+
+def _tell_all(session: SessionState, *listeners: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
+    def tell(progress: Progress) -> None:
+        session.point_ended()
+        for listener in listeners:
+            if listener is not None:
+                listener(progress)
+
+    return tell
 
 
 def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> None:

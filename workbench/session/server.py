@@ -15,6 +15,7 @@ import numpy as np
 from workbench.client.http_client import encode_json
 from workbench.config import Edit, parse_edit
 from workbench.errors import InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
+from workbench.profiling.point import Point
 from workbench.protocol.datatypes import BY_WIRE
 from workbench.protocol.tensors import (
     InferenceRequest,
@@ -31,18 +32,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.export import ExportResult
-    from workbench.profiling import Point, SweepJob, SweepResult
+    from workbench.profiling import SweepJob, SweepResult
     from workbench.records import Event, RecordColumns
     from workbench.session.state import SessionState
 
 Kind = Literal["process", "kernel", "remote"]
-EditLike = Edit | str | Mapping[str, Any]
+EditLike = Edit | str | Mapping[str, Any] | Point
 
 _MAKING_SESSION = threading.Lock()  # one state a server, whichever thread asks first
 
 
 def as_edits(edits: Iterable[EditLike], fields: Mapping[str, Any]) -> list[Edit]:
-    """Edits from what a person writes: ``"path=json"``, ``{"path", "op", "value"}``, ``Edit``, and keyword fields.
+    """Edits from what a person writes: ``"path=json"``, ``{"path", "op", "value"}``, ``Edit``, a measured ``Point``
+    (its settings), and keyword fields.
 
     A keyword is a top-level field of the configuration (``max_batch_size=8``); ``__`` stands for a dot
     (``dynamic_batching__max_queue_delay_microseconds=500``).
@@ -56,6 +58,8 @@ def as_edits(edits: Iterable[EditLike], fields: Mapping[str, Any]) -> list[Edit]
             out.append(parse_edit(edit))
         elif isinstance(edit, Mapping):
             out.append(Edit.from_json(edit))
+        elif isinstance(edit, Point):
+            out += edit.edits()
         else:
             out.append(edit)
     out += [
