@@ -375,7 +375,8 @@ def test_connect_without_a_token_is_connecting_to_any_triton(process: WorkbenchS
 @pytest.mark.parametrize(
     ("url", "token", "kind", "text"),
     [
-        pytest.param("localhost:8000", None, InvalidRequest, "write http://host:port", id="no scheme"),
+        pytest.param("localhost", None, InvalidRequest, "write http://host:port", id="no scheme and no port"),
+        pytest.param("127.0.0.1:9", None, ConnectionFailed, "", id="no scheme is HTTP"),
         pytest.param("ftp://host", None, InvalidRequest, "write http://host:port", id="scheme"),
         pytest.param("grpc://localhost:8001", "t", InvalidRequest, "on the HTTP port", id="token over gRPC"),
         pytest.param("http://127.0.0.1:9", None, ConnectionFailed, "", id="nobody there"),

@@ -166,9 +166,9 @@ class Engine(Server):
 
     def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of this machine."""
-        from workbench.telemetry import sample
+        from workbench.telemetry import family, sample
 
-        return sample((os.getpid(),)).to_json()
+        return sample(family()).to_json()
 
     def close(self) -> None:
         """Stops the engine; running requests are finished first."""

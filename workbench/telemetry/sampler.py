@@ -179,3 +179,15 @@ def sample(pids: Iterable[int] = ()) -> DeviceSample:
 def gpu_note() -> str:
     """``no GPU here: ...`` with the reason; empty where there is a GPU."""
     return _shared().gpu_note
+
+
+def family(pid: int | None = None) -> tuple[int, ...]:
+    """A process and those that it has started: a server and the processes of its Python models.
+
+    ``pid`` None is this process. A process that is gone has no family.
+    """
+    try:
+        parent = psutil.Process(pid)
+        return (parent.pid, *(child.pid for child in parent.children(recursive=True)))
+    except psutil.Error:
+        return ()
