@@ -21,11 +21,6 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def wall_ns() -> int:
-    """Nanoseconds since the epoch."""
-    return time.time_ns()
-
-
 def utc_now_iso() -> str:
     """The time now as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -99,6 +99,16 @@ def test_another_model_is_not_disturbed(host: Host, open_in: Callable[..., Model
         dead.one()
 
 
+def test_requests_that_kill_it_do_not_end_a_model_that_serves_others(host: Host, open_in: Callable[..., Model]) -> None:
+    model = open_in(mortal(DIE["os._exit"]))
+    model.instance._options = replace(model.instance._options, restarts=2, backoff_s=0.01)
+    for i in range(6):
+        with pytest.raises(InstanceDied):
+            model.run(-X).one()
+        assert model.run(X + i).one().as_numpy("OUT").tolist() == (X + i).tolist()
+    assert not any(state[3] for state in host.states)
+
+
 def test_a_process_that_keeps_dying_is_given_up(host: Host, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     source = f"""

@@ -34,7 +34,7 @@ def test_profile_measures_a_range_and_stores_it(runs: str, capsys: pytest.Captur
     assert all(point["throughput"] > 0 and point["failed"] == 0 for point in answer["points"])
     assert main(["runs", "list", "--runs", runs, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["id"], row["points"], row["status"]) == (answer["run"], 2, "done")
+    assert (row["id"], row["kind"], row["points"], row["status"]) == (answer["run"], "profile", 2, "done")
     assert main(["runs", "show", "latest", "--runs", runs]) == 0
     assert "concurrency 3" in capsys.readouterr().out
 
@@ -50,7 +50,9 @@ def test_a_sweep_is_exported_with_its_best_configuration(
     assert server.config("magika").text == before
     if answer["best"] is None:
         pytest.fail(f"no valid point: {answer['points']}")
-    arguments = ["export", answer["run"], "--to", str(tmp_path / "out"), "--runs", runs, "--json"]
+    main(["profile", "magika", "--server", "cli-test", "--runs", runs, "--json", *FAST])  # is no sweep
+    capsys.readouterr()
+    arguments = ["export", "latest", "--to", str(tmp_path / "out"), "--runs", runs, "--json"]
     assert main([*arguments, "--model-repository", str(repository)]) == 0
     written = (tmp_path / "out" / "model_repository" / "magika" / "config.pbtxt").read_text()
     assert f"max_batch_size: {answer['best']['settings']['max_batch_size']}" in written

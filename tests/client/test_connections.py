@@ -132,6 +132,50 @@ def test_a_request_whose_answer_had_begun_is_not_sent_again() -> None:
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize(("call", "times"), [("metadata", 2), ("load", 1)])
+def test_only_what_changes_nothing_is_sent_again(call: str, times: int) -> None:
+    """The server crashes in the second request of a kept connection; it must not get an inference or a load twice."""
+    asked: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(answer(200, b'{"name": "x"}'))
+        asked.append(read_request(connection))
+        connection.close()
+
+    def serve_and_crash(connection: socket.socket) -> None:
+        if asked:
+            asked.append(read_request(connection))
+            connection.close()
+        else:
+            serve(connection)
+
+    with listener(serve_and_crash) as address, HttpClient(address) as client:
+        client.server_metadata()
+        with pytest.raises(ConnectionFailed, match="closed the connection before it answered"):
+            client.load("m") if call == "load" else client.server_metadata()
+    assert len(asked) == times
+
+
+def test_an_inference_after_the_server_closed_an_idle_connection_goes_over_a_new_one() -> None:
+    closed = threading.Event()
+    loads: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        request = read_request(connection)
+        if request.startswith(b"POST"):
+            loads.append(request)
+        connection.sendall(answer(200, b"{}"))
+        connection.close()
+        closed.set()
+
+    with listener(serve) as address, HttpClient(address) as client:
+        client.server_metadata()
+        assert closed.wait(10)
+        client.load("m")
+    assert len(loads) == 1
+
+
 def test_connections_are_kept() -> None:
     accepted: list[int] = []
 

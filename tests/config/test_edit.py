@@ -341,3 +341,8 @@ def test_any_target_is_reached_in_any_layout(layout: str, first: dict[str, Any],
         assert current.message == target
         assert current.data.count(b"# ") <= comments
         assert current.edit(edits_between(current.message, target)).data == current.data
+
+
+def test_a_key_that_no_file_can_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lone surrogate"):
+        edited('name: "m"', Edit('parameters["\\ud800"].string_value', "set", "v"))

@@ -300,3 +300,77 @@ def test_a_model_that_failed_can_be_mended_live(repository: Path, make_engine: A
     assert (result.change_class, result.dirty) == ("reload", True)
     assert engine.infer(request()).error is None
     assert engine.repository_index()[0] == {"name": "double", "version": "1", "state": "READY"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "place"),
+    [
+        (Edit("instance_group", "set", [{"count": 2_000_000_000}]), "instance_group[0].count"),
+        (Edit("instance_group", "set", [{"count": 600}, {"count": 600}]), "instance_group[1].count"),
+        (
+            Edit("model_warmup", "set", [{"name": "w", "batch_size": 2_000_000_000, "inputs": {}}]),
+            "model_warmup[0].batch_size",
+        ),
+        (
+            Edit(
+                "model_warmup",
+                "set",
+                [
+                    {
+                        "name": "w",
+                        "batch_size": 1,
+                        "inputs": {"x": {"data_type": "TYPE_FP32", "dims": [10**6, 10**6], "zero_data": True}},
+                    }
+                ],
+            ),
+            'model_warmup[0].inputs["x"].dims',
+        ),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_sizes_that_would_take_the_machine_are_refused(
+    repository: Path, make_engine: Any, edit: Edit, place: str, dry_run: bool
+) -> None:
+    engine = make_engine(repository)
+    with pytest.raises(ConfigError, match="at most") as caught:
+        engine.configure("double", [edit], dry_run=dry_run)
+    assert caught.value.where == place
+    assert engine.config_state("double").epoch == 1
+    engine.infer(request())
+
+
+@pytest.mark.parametrize("theirs", ["# an edit of somebody else\n", "name: {{{\n"])
+def test_save_does_not_overwrite_what_somebody_else_has_written(
+    repository: Path, make_engine: Any, theirs: str
+) -> None:
+    engine = make_engine(repository)
+    file = repository / "double" / "config.pbtxt"
+    original = file.read_text()
+    engine.configure("double", [Edit(DELAY, "set", 700)])
+    file.write_text(original + theirs)
+    with pytest.raises(ConfigError, match="has changed on disk") as caught:
+        engine.save("double")
+    assert caught.value.where == str(file)
+    assert "revert" in caught.value.hint
+    assert file.read_text() == original + theirs
+    assert [path.name for path in file.parent.iterdir() if path.name.startswith(".")] == []
+    assert engine.config_state("double").dirty
+    engine.infer(request())
+    file.write_text(original + "# an edit of somebody else\n")
+    engine.revert("double")
+    engine.configure("double", [Edit(DELAY, "set", 700)])
+    engine.save("double")
+    assert "700" in file.read_text()
+    assert file.read_text().endswith("# an edit of somebody else\n")
+
+
+def test_a_file_that_is_gone_is_written_anew_and_is_nothing_to_go_back_to(repository: Path, make_engine: Any) -> None:
+    engine = make_engine(repository)
+    file = repository / "double" / "config.pbtxt"
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"no config\.pbtxt to go back to"):
+        engine.revert("double")
+    engine.infer(request())
+    engine.save("double")
+    assert file.read_text() == engine.config_state("double").text
+    engine.revert("double")

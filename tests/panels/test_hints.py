@@ -36,6 +36,17 @@ def test_each_finding_has_its_sentence(observed: Observed, words: str) -> None:
     assert any(words in line for line in hints(observed)), hints(observed)
 
 
+def test_waiting_for_an_instance_is_not_called_a_lack_of_load() -> None:
+    said = hints(seen({(3, "delay"): 9}, queue_ms=25.0))
+    assert [line for line in said if "instances are the bottleneck" in line] == said
+
+
+def test_waiting_for_the_delay_is_not_called_waiting_for_an_instance() -> None:
+    delayed = {"max_batch_size": 8, "dynamic_batching": {"max_queue_delay_microseconds": "20000"}}
+    said = hints(seen({(3, "delay"): 9}, queue_ms=15.0, config=delayed))
+    assert [line for line in said if "(20,000) was over" in line] == said
+
+
 def test_a_model_that_is_not_batched_for_good_reason_is_not_told_to_turn_on_what_it_cannot_have() -> None:
     ensemble = seen({(1, "direct"): 3}, config={"max_batch_size": 8, "ensemble_scheduling": {}})
     assert not any("dynamic_batching" in line for line in hints(ensemble))

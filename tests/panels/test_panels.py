@@ -101,9 +101,13 @@ def test_unload_and_load_from_the_overview_take_effect_at_the_server(server: Any
     shown.act("unload", "double")
     wait_for(lambda: "done" in shown._result.value)
     assert not server.is_model_ready("double")
-    shown.refresh()
+
+    def first_button() -> str:
+        shown.refresh()
+        return str(shown._rows["double", "1"]._first.description)
+
+    wait_for(lambda: first_button() == "Load")  # it is UNLOADING for a moment
     row = shown._rows["double", "1"]
-    assert row._first.description == "Load"
     assert row._second.disabled
     row._first.click()
     wait_for(lambda: server.is_model_ready("double"))
@@ -116,12 +120,12 @@ def test_a_panel_says_when_the_server_has_died(repository: Path) -> None:
     server = serve(repository, models=["double"])
     shown = server.panel("overview")
     look(shown)
-    wait_for(lambda: "1 of 2 ready" in shown._head.value)
+    wait_for(lambda: "1 of 2 ready" in shown._head.value, 60)
     os.kill(server.pid, signal.SIGKILL)
-    wait_for(lambda: "no fresh data" in shown._head.value)
+    wait_for(lambda: "no fresh data" in shown._head.value, 60)
     assert "double" in _html(shown)  # what was known is still there
     shown._rows["double", "1"]._first.click()
-    wait_for(lambda: "failed" in shown._result.value)
+    wait_for(lambda: "failed" in shown._result.value, 60)
     shown.close()
     server.close()
 

@@ -80,6 +80,9 @@ def test_errors_are_counted_by_their_text() -> None:
         assert point.n > point.failed
         assert server.received == server.success + server.fail
     assert any("requests failed" in note for note in point.notes)
+    with ScriptedServer(lambda n: -0.001) as server:
+        point = measure(ServerTarget(server.url), "m", Load.closed(4, **short()), inputs=INPUTS)
+    assert f"no request was answered: {ERROR}" in point.reasons
 
 
 def test_conservation_is_checked_against_the_server() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,36 @@ def test_every_combination_is_measured_and_the_configuration_restored(server: Sc
         assert run.frame()["throughput"].tolist() == frame["throughput"].tolist()
         assert len(run.configs()) == 4
         assert Point.from_json(run.points()[0]).settings == result[0].settings
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of file sizes there")
+def test_a_store_that_takes_no_more_loses_no_point(server: ScriptedServer, tmp_path: Path) -> None:
+    import resource
+
+    store = RunStore(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk(progress: Progress) -> None:
+        if progress.done == 1:
+            size = max(path.stat().st_size for path in tmp_path.iterdir())
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+    grid = {"max_batch_size": [4, 8, 16]}
+    options = SweepOptions(keep_samples=True)
+    loads = [Load.closed(1, **FAST)]
+    try:
+        result = sweep(
+            ScriptedTarget(server), "m", grid, loads,
+            inputs=INPUTS, store=store, on_progress=fill_the_disk, options=options,
+        )  # fmt: skip
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [point.config["max_batch_size"] for point in result] == [4, 8, 16]
+    assert not any(point.error for point in result)
+    assert "nothing was stored: the run cannot be written" in result.error
+    assert result.restored
+    assert "nothing was stored" in repr(result)
+    assert store.open(result.run_id).info.points >= 1
 
 
 def test_a_refused_configuration_is_a_row_with_its_reason(server: ScriptedServer) -> None:
@@ -222,12 +254,16 @@ def test_a_sweep_that_was_broken_off_is_resumed_without_repeating(server: Script
         if progress.done == 2:
             stop.set()
 
-    first = sweep(
-        ScriptedTarget(server), "m", GRID, loads, inputs=INPUTS, store=store, stop=stop, on_progress=on_progress
-    )
+    def target(*, files: bool = True) -> ScriptedTarget:
+        return ScriptedTarget(server, repositories=[tmp_path / "repository"] if files else [])
+
+    weights = tmp_path / "repository" / "m" / "1" / "weights"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("one")
+    first = sweep(target(), "m", GRID, loads, inputs=INPUTS, store=store, stop=stop, on_progress=on_progress)
     valid = sum(point.valid for point in first)
     options = SweepOptions(resume=first.run_id)
-    second = sweep(ScriptedTarget(server), "m", GRID, loads, inputs=INPUTS, store=store, options=options)
+    second = sweep(target(), "m", GRID, loads, inputs=INPUTS, store=store, options=options)
     assert second.run_id == first.run_id
     assert len(second) == 4
     assert [point.settings for point in second] == [
@@ -240,10 +276,16 @@ def test_a_sweep_that_was_broken_off_is_resumed_without_repeating(server: Script
         assert run.info.status == "done"
     # Another seed is another point.
     other = [Load.closed(1, seed=99, **FAST)]
-    third = sweep(
-        ScriptedTarget(server), "m", {"max_batch_size": [4]}, other, inputs=INPUTS, store=store, options=options
-    )
-    assert third[0].throughput not in {point.throughput for point in second}
+    third = sweep(target(), "m", {"max_batch_size": [4]}, other, inputs=INPUTS, store=store, options=options)
+    measured = {point.throughput for point in second}
+    assert third[0].throughput not in measured
+    # Neither is a point of other weights, nor of weights that are somewhere else.
+    weights.write_text("two")
+    for again in (target(), target(files=False)):
+        (point,) = sweep(
+            again, "m", {"max_batch_size": [4], "x.delay": [0]}, loads, inputs=INPUTS, store=store, options=options
+        )
+        assert point.throughput not in measured
 
 
 def test_an_interrupt_while_restoring_does_not_keep_it_from_restoring(server: ScriptedServer) -> None:
@@ -277,3 +319,8 @@ def test_a_disturbed_point_is_measured_again(server: ScriptedServer, attempts: i
     (point,) = sweep(StalledOnce(server), "m", {}, [Load.closed(1, **FAST)], inputs=INPUTS, options=options)
     assert point.valid is valid, point.reasons
     assert any("measured again" in note and "stood still" in note for note in point.notes) is valid
+
+
+def test_a_printed_sweep_says_why_points_failed() -> None:
+    failed = replace(_point(0, 0), valid=False, error="the configuration was refused: why")
+    assert repr(SweepResult("m", {"a": [1]}, (failed, failed), 2)).count("the configuration was refused: why") == 1

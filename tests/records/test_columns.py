@@ -142,3 +142,14 @@ def test_adding_is_cheap() -> None:
             ring.add_request("m", 1, 1, "r", "c", -1, 0, 1, "k", n, n, n, n, n, n, n, n, "i", "ok", "")
         best = min(best, (time.perf_counter() - start) / 4000)
     assert best < 10e-6  # about 1 microsecond on a quiet machine; the bound leaves room for a busy one
+
+
+def test_long_texts_of_clients_and_models_are_shortened() -> None:
+    ring = RecordRing(8)
+    add(ring, 0, status="BACKEND", error="e" * 1_000_000, request_id="i" * 1_000_000)
+    add(ring, 1, status="BACKEND", error="short", request_id="i" * 1024)
+    requests = ring.read().requests
+    assert requests["error"][0] == "e" * 4096 + "... (995904 more characters)"
+    assert requests["request_id"][0].startswith("i" * 1024 + "... (")
+    assert requests["error"][1] == "short"
+    assert requests["request_id"][1] == "i" * 1024

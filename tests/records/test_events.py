@@ -44,3 +44,12 @@ def test_waiting_ends_with_the_event_or_in_time() -> None:
     thread.start()
     assert [event.text for event in log.wait(-1, 5)] == ["x"]
     thread.join()
+
+
+def test_long_texts_are_shortened() -> None:
+    log = EventLog()
+    event = log.append("log", "m", "x" * 1_000_000, reason="y" * 1_000_000, number=1)
+    assert event.text == "x" * 16384 + "... (983616 more characters)"
+    assert len(event.data["reason"]) < 17_000
+    assert event.data["number"] == 1
+    assert log.append("log", "m", "x" * 16384).text == "x" * 16384

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.errors import InternalError, InvalidRequest, NotFound, Unsupported
 from workbench.records import RecordRing, RunStore, point_key
 
 WRITER = """
@@ -132,3 +132,36 @@ def test_keys_know_equal_points_again() -> None:
     assert point_key(**parts) == point_key(seed=3, load={"rate": 5.0}, config={"b": [1, 2], "a": 1})
     assert point_key(**parts) != point_key(**{**parts, "seed": 4})
     assert point_key(x=np.arange(3)) == point_key(x=[0, 1, 2])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of file sizes there")
+def test_a_full_disk_is_said_in_words_and_leaves_no_half_of_anything(tmp_path: Path) -> None:
+    import resource
+
+    store = RunStore(tmp_path / "runs")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with store.create("sweep", model="m") as run:
+        run.add_point({"model": "m", "n": 1})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (run.path.stat().st_size, hard))
+        try:
+            with pytest.raises(InternalError, match="the run cannot be written") as caught:
+                run.add_point({"model": "m", "filler": "x" * 100_000})
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+            with pytest.raises(InternalError, match="the run cannot be written"):
+                store.create("sweep", model="m")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert caught.value.where == str(run.path)
+        assert "space" in caught.value.hint
+        run.add_point({"model": "m", "n": 2})  # there is space again
+        assert [point["n"] for point in run.points()] == [1, 2]
+    assert [info.points for info in store.list()] == [2]
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_a_directory_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(InternalError, match="the run cannot be written") as caught:
+            RunStore(place).create("sweep")
+        assert caught.value.where == str(place)

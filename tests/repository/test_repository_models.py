@@ -161,3 +161,35 @@ def test_override_files(tmp_path: Path) -> None:
         write_override_files(tmp_path, {"file:../x": b""})
     with pytest.raises(InvalidRequest, match="directory has been created as a file"):
         write_override_files(tmp_path, {"file:labels.txt/x": b""})
+
+
+def test_a_version_beyond_64_bits_is_ignored(tmp_path: Path) -> None:
+    versions, warnings = find_versions(model(tmp_path, "a", ("1", str(2**63 - 1), str(2**63), "9" * 30)))
+    assert sorted(versions) == [1, 2**63 - 1]
+    assert [warning.split("'")[1] for warning in warnings] == [str(2**63), "9" * 30]
+
+
+def test_links_that_lead_back_up_do_not_go_round_for_ever(tmp_path: Path) -> None:
+    directory = model(tmp_path, "a")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "vocabulary.txt").write_text("a")
+    (directory / "1" / "shared").symlink_to(tmp_path / "shared")
+    plain = content_hash(directory)
+    for name in ("x", "y", "z"):
+        (directory / "1" / name).symlink_to(directory)
+        (directory / "1" / f"{name}1").symlink_to(".")
+    assert read_model(directory).versions == {1: directory / "1"}
+    assert content_hash(directory) == plain
+    before = read_model(directory).fingerprint
+    (tmp_path / "shared" / "vocabulary.txt").write_text("a b")  # other links are followed
+    assert content_hash(directory) != plain
+    assert read_model(directory).fingerprint != before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_what_has_no_contents_is_not_read(tmp_path: Path) -> None:
+    directory = model(tmp_path, "a")
+    plain = content_hash(directory)
+    (directory / "1" / ".#model.py").symlink_to("user@host.1234")  # an editor's lock
+    os.mkfifo(directory / "1" / "pipe")
+    assert content_hash(directory) == plain

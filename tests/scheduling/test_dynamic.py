@@ -293,15 +293,6 @@ def test_1_11_requests_with_equal_keys_share_a_batch() -> None:
     assert taken(scheduler) == [([1, 2], "inputs"), ([3], "no_delay")]
 
 
-def test_1_16_a_stopping_scheduler_refuses_with_tritons_text_and_lets_out_what_waits() -> None:
-    scheduler = batcher(max_queue_delay_microseconds=1_000_000)
-    put(scheduler, 1, 2)
-    scheduler.stop(5)
-    text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-    assert scheduler.offer(Item(3), 6) == RejectedItem(3, "stopping", text)
-    assert taken(scheduler, 6) == [([1, 2], "drain")]
-
-
 def test_draining_sends_without_waiting_and_still_takes_what_comes() -> None:
     scheduler = batcher(max_queue_delay_microseconds=1_000_000)
     put(scheduler, 1)

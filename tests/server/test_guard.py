@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from workbench.server.guard import HostGuard
@@ -53,3 +55,10 @@ def test_memory_stays_bounded() -> None:
     for number in range(5000):
         assert guard.refusal(b"host%d" % number, b"")
     assert len(guard._known) <= 1024
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            assert guard.refusal(b"%d." % number + b"h" * 50_000, b"")
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -246,6 +247,34 @@ def test_a_chunked_body_without_end_is_cut(running: Running) -> None:
         for _ in range(11):
             client.sendall(piece)
         assert read_answer(stream)[0] == 400
+
+
+def test_trailers_are_no_headers(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(
+            b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"2;name=value\r\nab\r\n0\r\nHost: other\r\nAuthorization: Bearer x\r\n\r\n"
+        )
+        assert read_answer(stream)[2] == b"POST /c ab"
+        client.sendall(b"GET /next HTTP/1.1\r\n\r\n")
+        assert read_answer(stream)[2] == b"GET /next "
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        pytest.param(b"0\r\n", b"t: " + b"v" * 1000 + b"\r\n", id="many trailers"),
+        pytest.param(b"0\r\nt: ", b"v" * 1000, id="one trailer without end"),
+        pytest.param(b"2;", b"x" * 1000, id="a chunk extension without end"),
+    ],
+)
+def test_what_is_beside_a_chunked_body_is_bounded(running: Running, start: bytes, more: bytes) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + start)
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                client.sendall(more)
+        assert read_answer(stream)[0] == 431
 
 
 def test_too_many_chunks(running: Running) -> None:

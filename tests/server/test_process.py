@@ -53,6 +53,13 @@ def status(url: str) -> int:
         return error.code
 
 
+def test_a_name_is_not_taken_from_the_server_that_has_it(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with process(repository, "--name", "first") as (child, _):
+        assert main([f"--model-repository={repository}", "--http-port=0", "--metrics-port=0", "--name=first"]) == 1
+        assert "a server named 'first' runs already" in capfd.readouterr().err
+        assert runtime.read("first")["pid"] == child.pid
+
+
 def test_it_says_where_it_is_and_stops_cleanly_on_sigterm(repository: Path) -> None:
     with process(repository, "--name", "stopper", "--id", "mine", "--allow-grpc=false") as (child, ready):
         http, metrics, name, pid = ready.groups()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import InvalidRequest, NotFound
+from workbench.errors import InvalidRequest, NotFound, NotReady
 from workbench.server import runtime
 
 
@@ -94,3 +94,27 @@ def test_only_its_own_file_is_removed() -> None:
     assert path.exists()
     runtime.remove("mine", os.getpid())
     assert not path.exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/state"])
+def test_a_place_that_cannot_be_had_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / place))
+    for ask in (runtime.list_servers, lambda: runtime.read("a"), lambda: runtime.write(info("a"))):
+        with pytest.raises(NotReady, match="the folder of running servers cannot be used") as caught:
+            ask()
+        assert str(tmp_path / place) in caught.value.where
+        assert "XDG_STATE_HOME" in caught.value.hint
+
+
+@pytest.mark.parametrize("value", ["", "relative/state"])
+def test_a_state_home_that_is_no_absolute_path_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", value)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert runtime.directory() == tmp_path / "home" / ".local" / "state" / "serving-workbench" / "servers"
+    assert not (tmp_path / "relative").exists()

@@ -7,11 +7,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from workbench.clock import sleep
-from workbench.errors import InvalidRequest, NotFound, WorkbenchError
-from workbench.profiling import SweepResult
+from workbench.errors import InvalidRequest, NotFound, NotReady, WorkbenchError
+from workbench.profiling import Load, Point, SweepResult
 from workbench.session.kernel import Engine
 from workbench.session.measuring import SessionTarget, loads_of
 from workbench.session.remote import TritonServer, WorkbenchServer
@@ -36,7 +37,12 @@ def test_profile_measures_one_point_in_every_place(anywhere: Server) -> None:
         pytest.param({"concurrency": [1, 2]}, "profile measures one load point", id="two points"),
         pytest.param({"concurrency": 1, "rate": 5}, "profile measures one load point", id="two kinds"),
         pytest.param({"concurrency": 1, "duration": 5}, "unknown option duration", id="option"),
-        pytest.param({"concurrency": 0}, "concurrency must be at least 1", id="value"),
+        pytest.param({"concurrency": 0}, "concurrency must be from 1 to", id="value"),
+        pytest.param({"concurrency": 10**9}, "concurrency must be from 1 to", id="too many"),
+        pytest.param({"concurrency": 1.5}, "concurrency must be whole numbers", id="a part of a client"),
+        pytest.param({"concurrency": "8"}, "concurrency must be whole numbers", id="text"),
+        pytest.param({"rate": ["fast"]}, "rate must be numbers", id="text in a list"),
+        pytest.param({"rate": {"a": 1}}, "rate must be numbers", id="mapping"),
     ],
 )
 def test_a_load_that_makes_no_sense_is_refused(kernel: Engine, arguments: dict[str, Any], text: str) -> None:
@@ -49,6 +55,7 @@ def test_a_load_that_makes_no_sense_is_refused(kernel: Engine, arguments: dict[s
     [
         pytest.param("double", {"dynamic_batching.delay": [1]}, 'no field named "delay"', id="path"),
         pytest.param("double", {"max_batch_size": 8}, "needs a list of values for 'max_batch_size'", id="no list"),
+        pytest.param("double", [8], "a grid maps paths to lists of values", id="no grid"),
         pytest.param("nope", {"max_batch_size": [8]}, "there are broken, double, spare", id="model"),
     ],
 )
@@ -236,3 +243,50 @@ def test_export_writes_what_is_applied(server: Server, tmp_path: Path) -> None:
         server.export(tmp_path / "other", models=["nope"])
     assert "there are broken, double, spare" in caught.value.hint
     assert not (tmp_path / "other").exists()
+
+
+def test_loads_may_be_numpys() -> None:
+    loads = loads_of(np.array([1, 2]), np.float64(5), {})
+    assert [load.concurrency for load in loads[:2]] == [1, 2]
+    assert loads[2].rate == 5.0
+    assert json.dumps([load.to_json() for load in loads])
+
+
+def test_of_two_sweeps_of_a_model_the_second_is_refused_and_the_configuration_comes_back(kernel: Engine) -> None:
+    kernel.revert("double")
+    before = kernel.config("double").text
+    arguments: dict[str, Any] = {"concurrency": 1, "store": None, "show_progress": False, **QUICK}
+    second: list[object] = []
+
+    def told(progress: object) -> None:
+        try:
+            second.append(kernel.sweep("double", {DELAY: [90]}, **arguments))
+        except NotReady as error:
+            second.append(error.message)
+
+    job = kernel.sweep("double", {DELAY: [70, 80]}, wait=False, on_progress=told, **arguments)
+    assert not isinstance(job, SweepResult)
+    assert job.wait(60) is not None
+    assert set(second) == {"a sweep of 'double' runs already"}
+    assert kernel.config("double").text == before
+    again = kernel.sweep("double", {DELAY: [90]}, **arguments)
+    assert isinstance(again, SweepResult)
+    assert again.status == "done"
+    assert kernel.config("double").text == before
+
+
+def test_a_measured_point_is_applied_as_it_is(process: WorkbenchServer) -> None:
+    best = Point(
+        model="double",
+        load=Load.closed(1),
+        settings={"max_batch_size": 4, "dynamic_batching": {"max_queue_delay_microseconds": 300}},
+    )
+    try:
+        process.configure("double", best)
+        config = process.model_config("double")
+        assert config["max_batch_size"] == 4
+        assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 300
+        process.configure("double", Point(model="double", load=Load.closed(1), settings={"dynamic_batching": None}))
+        assert "dynamic_batching" not in process.model_config("double")
+    finally:
+        process.revert("double")

@@ -18,6 +18,7 @@ import pytest
 import workbench as wb
 from workbench.clock import monotonic_ns, sleep
 from workbench.errors import ConnectionFailed, InvalidRequest, LoadFailed, NotFound, Unsupported, WorkbenchError
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.server import runtime
 from workbench.session.remote import WorkbenchServer
 from workbench.session.server import Server
@@ -231,6 +232,18 @@ def test_two_servers_started_at_once_get_two_names(tmp_path: Path, closing: Clos
     assert until(lambda: all(gone(pid) for pid in pids))
 
 
+def test_files_beside_the_notebook_do_not_shadow_what_the_server_imports(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: Closing
+) -> None:
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    for name in ("json", "numpy", "queue", "random"):
+        (folder / f"{name}.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(folder)
+    server = closing(wb.serve(repository))
+    assert server.infer("double", {"x": ROW})["y"].tolist() == [[2.0, 4.0, 6.0, 8.0]]
+
+
 def test_serve_of_an_absent_path() -> None:
     for verb in (wb.serve, wb.Engine):
         with pytest.raises(NotFound, match="no model repository at nowhere") as caught:
@@ -362,7 +375,8 @@ def test_connect_without_a_token_is_connecting_to_any_triton(process: WorkbenchS
 @pytest.mark.parametrize(
     ("url", "token", "kind", "text"),
     [
-        pytest.param("localhost:8000", None, InvalidRequest, "write http://host:port", id="no scheme"),
+        pytest.param("localhost", None, InvalidRequest, "write http://host:port", id="no scheme and no port"),
+        pytest.param("127.0.0.1:9", None, ConnectionFailed, "", id="no scheme is HTTP"),
         pytest.param("ftp://host", None, InvalidRequest, "write http://host:port", id="scheme"),
         pytest.param("grpc://localhost:8001", "t", InvalidRequest, "on the HTTP port", id="token over gRPC"),
         pytest.param("http://127.0.0.1:9", None, ConnectionFailed, "", id="nobody there"),
@@ -414,3 +428,6 @@ def test_a_closed_engine_says_so(repository: Path) -> None:
     with pytest.raises(WorkbenchError, match="not running"):
         engine.infer("double", {"x": ROW})
     assert not engine.is_live()
+    answers: list[InferenceResponse] = []
+    engine.submit(InferenceRequest("double", []), answers.append)
+    assert [answer.error is not None and answer.final for answer in answers] == [True]

@@ -375,3 +375,25 @@ def test_a_remote_triton_refuses_a_wrong_configuration_and_stays_as_it_was(remot
     assert "the server's log says" in caught.value.hint
     assert remote.model_config("double") == before
     assert not remote.config("double").dirty
+
+
+def test_configure_takes_what_numpy_computes(server: Server) -> None:
+    server.configure("double", dynamic_batching__preferred_batch_size=np.arange(2, 5))
+    server.configure("double", {"path": DELAY, "op": "set", "value": np.int32(700)})
+    batching = server.model_config("double")["dynamic_batching"]
+    assert batching["preferred_batch_size"] == [2, 3, 4]
+    assert delay_of(server) == 700
+
+
+@pytest.mark.parametrize("value", [2**70, "\udcff", object()])
+def test_values_that_no_configuration_can_hold_are_refused_in_words(server: Server, value: Any) -> None:
+    with pytest.raises(WorkbenchError):
+        server.configure("double", max_batch_size=value)
+    with pytest.raises(WorkbenchError):
+        server.load("double", config={"name": "double", "max_batch_size": value})
+    assert server.infer("double", {"x": ROW})["y"].shape == (1, 4)
+
+
+def test_a_text_without_utf8_form_is_refused(anywhere: Server) -> None:
+    with pytest.raises(InvalidRequest, match="string 1 has no UTF-8 form"):
+        anywhere.infer("double", {"x": np.array([["a", "\udcff"]], object)})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from workbench import telemetry
-from workbench.telemetry import Sampler
+from workbench.telemetry import Sampler, family
 
 
 class Ticking:
@@ -156,3 +156,23 @@ def test_what_a_gpu_tells_is_passed_on_and_the_rest_is_none(monkeypatch: pytest.
     device.joules += 2500
     assert sampler.sample().gpus[0].energy_joules == 2.5
     assert sampler.gpu_note == ""
+
+
+def test_a_family_is_a_process_and_what_it_has_started() -> None:
+    # Says so on its output once its own child runs, and ends with its input.
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "input()\n"
+        "child.communicate(b'')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        grandchild = int(parent.stdout.readline())
+        assert family(parent.pid) == (parent.pid, grandchild)
+        assert {parent.pid, grandchild} < set(family())
+        parent.communicate("\n")
+    assert family(parent.pid) == ()

@@ -17,13 +17,14 @@ def test_batching_is_advised_where_it_pays() -> None:
     assert advice.batching == "on"
     assert advice.gain == pytest.approx(800 / 150)
     assert advice.speedup[8] == pytest.approx(8 * 6 / 9)
-    assert "a batch of 8 takes only 1.5 × as long" in advice.text
+    assert "turn batching on" in advice.text
+    assert "a batch of 8 takes 1.5 × as long as a single one (9.0 against 6.0 ms): 5.3 × as many rows" in advice.text
 
 
 def test_batching_is_left_off_where_it_does_not_pay() -> None:
     advice = advise_batching([point(120, 270, **PAYS_NOT), point(122, 280, batching=8, **PAYS_NOT)])
     assert advice.batching == "off"
-    assert "a batch of 8 takes already 8.2 × as long" in advice.text
+    assert "a batch of 8 takes 8.2 × as long as a single one (66.0 against 8.0 ms): no more rows" in advice.text
 
 
 def test_exchanged_curves_exchange_the_advice() -> None:
@@ -80,3 +81,8 @@ def test_the_heaviest_load_decides() -> None:
     advice = advise_batching([*points, point(150, 200, **PAYS), point(800, 40, batching=8, **PAYS)])
     assert advice.batching == "on"
     assert "at concurrency 32" in advice.text
+
+
+def test_where_batching_is_on_the_advice_is_to_keep_it() -> None:
+    points = [point(150, 200, **PAYS), point(800, 40, batching=8, **PAYS)]
+    assert advise_batching(points, batching_now=True).text.startswith("keep batching on: ")

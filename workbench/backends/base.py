@@ -36,7 +36,6 @@ class TensorSpec:
     name: str
     datatype: str
     dims: tuple[int, ...]
-    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

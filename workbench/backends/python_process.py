@@ -31,8 +31,9 @@ from workbench.protocol.tensors import InferenceResponse, Tensor
 class ProcessOptions:
     """How a model's processes are run; times in seconds.
 
-    ``restarts`` is how often in a row a process is started again that died within ``settled_s`` of its start; the first
-    restart is at once, the next ones wait ``backoff_s``, doubled each time up to ``backoff_limit_s``.
+    ``restarts`` is how often in a row a process is started again that died within ``settled_s`` of its start without
+    having executed a batch; the first restart is at once, the next ones wait ``backoff_s``, doubled each time up to
+    ``backoff_limit_s``.
     """
 
     interpreter: str
@@ -222,6 +223,7 @@ class ProcessInstance:
             execution.input_end = min(max(input_end, execution.compute_start), now)
             execution.output_start = min(max(output_start, execution.input_end), now)
             flight.finished = True
+            self._failures = 0  # it works: a request that kills it now and then must not end it for all others
             if error:
                 flight.open.clear()
             execution.finish(BackendError(error, where=self._spec.name) if error else None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import NotFound
+from workbench.errors import InvalidMeasurement, NotFound
 
 if TYPE_CHECKING:
     from workbench.profiling import Point
@@ -162,18 +162,19 @@ def _tune(server: Server, model: str, args: argparse.Namespace, say: Any) -> Out
     for point in points[1:]:
         say(f"  {_setting(point)}: {_line(point)}")
     goal = args.p99_ms if args.p99_ms is not None else before.p99_ms
-    advice = advise_batching(points, p99_ms=goal)
+    advice = advise_batching(points, p99_ms=goal, batching_now=is_batching(before.config))
     kept = [point for point in points if is_batching(point.config) == (advice.batching == "on")]
     choice = choose(kept, p99_ms=args.p99_ms if advice.batching == "off" else goal)
     say(f"  {advice.text}")
-    edits = [
-        {"path": path, "op": "remove" if value is None else "set", "value": value}
-        for path, value in choice.settings.items()
-    ]
-    if edits:
-        server.configure(model, *edits)
+    # What is too close to call is no reason to change a configuration.
+    changed = choice.point is not before and before not in choice.tied
+    if changed:
+        server.configure(model, choice.point)
     after = measure({})[0]
-    say(f"  after: {_line(after)}")
+    say(f"  after{'' if changed else ', unchanged'}: {_line(after)}")
+    for when, point in (("before", before), ("after", after)):
+        if point.error or not point.valid or point.failed:
+            raise InvalidMeasurement(f"{model}, {when}: {_line(point)}", hint="measure again on a quiet machine")
     return Outcome(before, after, advice, len(points))
 
 
@@ -211,7 +212,8 @@ def _print(outcomes: dict[str, Outcome]) -> None:
 
     rows = []
     for model, outcome in outcomes.items():
-        for when, point in (("before", outcome.before), ("after", outcome.after)):
+        unchanged = outcome.after.config == outcome.before.config
+        for when, point in (("before", outcome.before), ("unchanged" if unchanged else "after", outcome.after)):
             rows.append(
                 (
                     model,
@@ -228,3 +230,5 @@ def _print(outcomes: dict[str, Outcome]) -> None:
     )
     for model, outcome in outcomes.items():
         print(f"{model}: {outcome.advice.text}")
+    if any(outcome.after.config == outcome.before.config for outcome in outcomes.values()):
+        print("unchanged: measured again under the same configuration; the difference is the machine's")

@@ -11,6 +11,7 @@ from workbench.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from workbench.export import ExportResult
+    from workbench.records.runs import RunStore
 
 SUMMARY = "Writes a repository that real Triton loads unchanged, with provenance.json."
 EXAMPLE = "workbench export latest --to bundle --p99-ms 100"
@@ -63,19 +64,20 @@ def _repository(repository: Path, args: argparse.Namespace) -> ExportResult:
 
 
 def _run(args: argparse.Namespace) -> ExportResult:
-    from workbench.config import ConfigDocument, Edit
+    from workbench.config import ConfigDocument
     from workbench.export import ModelToExport, export_repository
     from workbench.profiling import Point
     from workbench.records.runs import RunStore
     from workbench.tuning import choose
 
-    with RunStore(args.runs).open(args.subject) as stored:
+    store = RunStore(args.runs)
+    with store.open(_latest_sweep(store) if args.subject == "latest" else args.subject) as stored:
         points = [Point.from_json(value) for value in stored.points()]
         name, model, environment = stored.id, str(stored.meta.get("model", "")), stored.environment()
     choice = choose(points, p99_ms=args.p99_ms)
     directory = _model_directory(model, args.model_repository)
     document = ConfigDocument.parse((directory / "config.pbtxt").read_bytes(), path=str(directory / "config.pbtxt"))
-    edits = [Edit(path, "remove" if value is None else "set", value) for path, value in choice.settings.items()]
+    edits = choice.point.edits()
     tuned = document.edit(edits) if edits else document
     measured: dict[str, Any] = {
         "run": name,
@@ -101,3 +103,13 @@ def _model_directory(model: str, repository: str | None) -> Path:
     raise InvalidRequest(
         f"where is the model '{model}' of this run?", hint="name its repository with --model-repository DIR"
     )
+
+
+def _latest_sweep(store: RunStore) -> str:
+    """A profile chooses nothing, so the latest run to export is the latest sweep."""
+    sweeps = [info.id for info in store.list() if info.kind == "sweep"]
+    if not sweeps:
+        raise NotFound(
+            f"there is no sweep in {store.directory}", hint="make one: workbench sweep MODEL --set PATH=VALUES"
+        )
+    return sweeps[-1]

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     server = open_server(args)
     try:
         result = server.sweep(
-            args.model, {}, store=args.runs, show_progress=not args.json, title="profile", **load_options(args)
+            args.model, {}, store=args.runs, show_progress=not args.json, kind="profile", **load_options(args)
         )
     finally:
         server.close()

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import orjson
 
-from workbench.client.http_client import answer_error, parse_json
+from workbench.client.http_client import answer_error, encode_json, parse_json
 from workbench.client.http_pool import Answer, HttpPool
 from workbench.client.interface import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Config
 from workbench.errors import InternalError, WorkbenchError, from_json
@@ -61,7 +61,7 @@ class ControlClient:
         body: dict[str, Any] = {}
         parameters: dict[str, Any] = {}
         if config is not None:
-            parameters["config"] = config if isinstance(config, str) else orjson.dumps(config).decode()
+            parameters["config"] = config if isinstance(config, str) else encode_json(config).decode()
         for path, content in (files or {}).items():
             parameters[f"file:{path.removeprefix('file:')}"] = base64.b64encode(content).decode()
         if parameters:
@@ -128,7 +128,7 @@ class ControlClient:
         return f"/models/{quote(name, safe='')}/{verb}"
 
     def _call(self, method: str, path: str, body: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
-        encoded = orjson.dumps(body) if body is not None else b""
+        encoded = encode_json(body) if body is not None else b""
         headers = {"Content-Type": "application/json"} if encoded else {}
         answer = self._pool.request(method, _ROOT + path, encoded, headers, timeout_s)
         if answer.status >= 300:

@@ -7,12 +7,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-import orjson
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from workbench.client.grpc_codec import decode_response, encode_request, to_dict
-from workbench.client.http_client import index_row
+from workbench.client.http_client import encode_json, index_row
 from workbench.client.interface import CALL_TIMEOUT_S, INFER_TIMEOUT_S, LOAD_TIMEOUT_S, Config
 from workbench.errors import Code, ConnectionFailed, InvalidRequest, WorkbenchError, from_code
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
@@ -107,7 +106,7 @@ class GrpcClient:
         """Loads or reloads a model, with another configuration for this load if one is given."""
         request = pb.RepositoryModelLoadRequest(model_name=name)
         if config is not None:
-            text = config if isinstance(config, str) else orjson.dumps(config).decode()
+            text = config if isinstance(config, str) else encode_json(config).decode()
             request.parameters["config"].string_param = text
         for path, content in (files or {}).items():
             request.parameters[f"file:{path.removeprefix('file:')}"].bytes_param = content

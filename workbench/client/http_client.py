@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -11,7 +12,7 @@ import orjson
 
 from workbench.client.http_pool import Answer, HttpPool
 from workbench.client.interface import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, INFER_TIMEOUT_S, LOAD_TIMEOUT_S, Config
-from workbench.errors import ConnectionFailed, InternalError, WorkbenchError
+from workbench.errors import ConnectionFailed, InternalError, InvalidRequest, WorkbenchError
 from workbench.protocol.http_codec import HEADER_LENGTH, decode_error, decode_response, encode_request
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 
@@ -68,7 +69,7 @@ class HttpClient:
         """Loads or reloads a model, with another configuration for this load if one is given."""
         parameters: dict[str, Any] = {}
         if config is not None:
-            parameters["config"] = config if isinstance(config, str) else orjson.dumps(config).decode()
+            parameters["config"] = config if isinstance(config, str) else encode_json(config).decode()
         for path, content in (files or {}).items():
             parameters[f"file:{path.removeprefix('file:')}"] = base64.b64encode(content).decode()
         body = {"parameters": parameters} if parameters else {}
@@ -116,7 +117,7 @@ class HttpClient:
         return answer
 
     def _json(self, method: str, path: str, body: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        encoded = orjson.dumps(body) if body is not None else b""
+        encoded = encode_json(body) if body is not None else b""
         headers = {"Content-Type": "application/json"} if encoded else {}
         answer = self._pool.request(method, path, encoded, headers, timeout_s)
         if answer.status != 200:
@@ -132,6 +133,26 @@ def answer_error(answer: Answer, where: str) -> WorkbenchError:
     error = decode_error(answer.status, answer.body)
     error.where = error.where or where
     return error
+
+
+def encode_json(value: Any) -> bytes:
+    """A body. What orjson does not write (whole numbers beyond 64 bits, lone surrogates) the server is to judge.
+
+    Raises:
+        InvalidRequest: it holds something that JSON has no form for.
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        pass
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"this cannot be sent as JSON: {error}",
+            where=f"{value!r:.200}",
+            hint="give numbers, strings, lists and dictionaries",
+        ) from None
 
 
 def parse_json(answer: Answer, where: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import select
 import socket
 import ssl
 import threading
@@ -74,9 +75,10 @@ class HttpPool:
                 return self._exchange(connection, (method, self._prefix + path, body, all_headers), timeout_s)
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
                 connection.close()
-                if fresh:
+                # The server may have closed an idle connection just now, or crashed in this very request. Only what
+                # changes nothing is sent again: an inference or a load must not happen twice.
+                if fresh or method != "GET":
                     raise self._failed(error) from error
-                # The server had closed an idle connection: nothing of this request was answered, so try a new one.
                 connection, fresh = self._open(), True
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
@@ -127,8 +129,11 @@ class HttpPool:
         with self._lock:
             if self._closed:
                 raise ConnectionFailed("the client is closed", where=self.url, hint="make a new one")
-            if self._idle:
-                return self._idle.pop(), False
+            while self._idle:
+                connection = self._idle.pop()
+                if not _dropped(connection):
+                    return connection, False
+                connection.close()
         return self._open(), True
 
     def _open(self) -> http.client.HTTPConnection:
@@ -185,3 +190,13 @@ class HttpPool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+def _dropped(connection: http.client.HTTPConnection) -> bool:
+    """Whether the server has closed an idle connection: nothing is due on it, so anything to read is its end."""
+    if connection.sock is None:
+        return True
+    try:
+        return bool(select.select([connection.sock], [], [], 0)[0])
+    except (OSError, ValueError):
+        return True

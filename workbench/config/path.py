@@ -135,6 +135,10 @@ def _picked(path: str, at: int, found: FieldType) -> tuple[Step, int]:
         text = json.loads(string.group()) if string is not None else match.group()
     except ValueError:
         raise _bad(path, at, "the key is not a JSON string") from None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _bad(path, at, "the key holds a lone surrogate") from None
     key: str | int = text if found.body.fields["key"].kind == "string" else _integer_key(path, at, text)
     return Step(found, key=key), end
 

@@ -76,6 +76,12 @@ class Configurator:
                 path = entry.config_path
                 assert path is not None
                 data = await self._core.on_loader(_read, path)
+                if data is None and entry.saved is not None:
+                    raise ConfigError(
+                        f"there is no {path.name} to go back to any more",
+                        where=str(path),
+                        hint="what is applied still serves; save() writes it",
+                    )
                 document = ConfigDocument.parse(data or b"", str(path))
                 entry.saved = data
                 result = await self._change(entry, document, started, dry_run=False)
@@ -160,7 +166,7 @@ class Configurator:
 
         Raises:
             NotReady: the model has no configuration.
-            ConfigError: the file cannot be written.
+            ConfigError: the file cannot be written, or is not any more what was read: somebody's edit would be lost.
         """
         entry = self._entry(name)
         async with entry.lock:
@@ -169,6 +175,7 @@ class Configurator:
             assert document is not None
             before = ConfigDocument.parse(entry.saved or b"", str(path))
             try:
+                await self._core.on_loader(_check_unchanged, path, entry.saved, document.data)
                 await self._core.on_loader(write_atomically, path, document.data)
             except OSError as error:
                 raise ConfigError(
@@ -179,6 +186,17 @@ class Configurator:
                 entry.source = await self._core.on_loader(self._lifecycle.reread, entry)
             self._core.events.append("save", name, f"configuration of '{name}' written to {path}", path=str(path))
             return SaveResult(name, str(path), before.diff(document))
+
+
+def _check_unchanged(path: Path, read: bytes | None, to_write: bytes) -> None:
+    """A file that is gone, or is already what is to be written, takes no harm."""
+    now = _read(path)
+    if now not in (None, read, to_write):
+        raise ConfigError(
+            f"{path.name} has changed on disk since it was read, and is not overwritten",
+            where=str(path),
+            hint="revert or load the model to take the file as it is, then apply the edits again",
+        )
 
 
 def write_atomically(path: Path, data: bytes) -> None:

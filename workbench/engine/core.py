@@ -12,6 +12,7 @@ from workbench.clock import Clock
 from workbench.engine.inbox import Inbox
 from workbench.engine.options import EngineOptions
 from workbench.engine.timers import Timers
+from workbench.engine.turns import Turns
 from workbench.records import EventLog, RecordRing
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ class EngineCore:
         self.timers = Timers(loop, clock=clock)
         self.loaders = ThreadPoolExecutor(max(1, options.load_threads), thread_name_prefix="workbench-loader")
         self.closers = ThreadPoolExecutor(4, thread_name_prefix="workbench-closer")
+        limited = options.rate_limit == "execution_count"
+        self.turns = Turns(options.rate_limit_resources, clock) if limited else None
         self.next_seq = itertools.count().__next__
         self.next_generation = itertools.count(1).__next__
         self.tasks: set[asyncio.Task[Any]] = set()

@@ -274,22 +274,8 @@ class InferenceEngine:
 
     def _stream(self, request: InferenceRequest, timeout_s: float | None) -> Iterator[InferenceResponse]:
         self._check_blocking()
-        results: SimpleQueue[InferenceResponse | WorkbenchError] = SimpleQueue()
-        tickets: list[Ticket] = []
-
-        def begin() -> None:
-            try:
-                tickets.append(self.submit(request, results.put))
-            except WorkbenchError as error:
-                results.put(error)
-            except Exception as error:
-                results.put(InvalidRequest(f"{type(error).__name__}: {error}"))
-
-        def cancel() -> None:
-            for ticket in tickets:
-                ticket.cancel()
-
-        self._core.inbox.post(begin)
+        results: SimpleQueue[InferenceResponse] = SimpleQueue()
+        cancel = self.post(request, results.put)
         done = False
         try:
             while not done:
@@ -297,16 +283,33 @@ class InferenceEngine:
                     result = results.get(timeout=timeout_s)
                 except Empty:
                     raise TimedOut(f"no answer from model '{request.model_name}' within {timeout_s} s") from None
-                if isinstance(result, WorkbenchError):
-                    done = True
-                    raise result
                 done = result.final
                 if result.error is not None:
                     raise result.error
                 yield result
         finally:
-            if not done:  # posted behind begin(), which a loop that is held up may not have come to yet
-                self._core.inbox.post(cancel)
+            if not done:
+                cancel()
+
+    def post(self, request: InferenceRequest, on_response: OnResponse) -> Callable[[], None]:
+        """As ``submit``, from any thread; a refusal is a response with ``error``. Gives what cancels the request."""
+        tickets: list[Ticket] = []
+
+        def begin() -> None:
+            try:
+                tickets.append(self.submit(request, on_response))
+            except Exception as error:  # whatever it is, somebody waits for it
+                known = error if isinstance(error, WorkbenchError) else None
+                refusal = known or InvalidRequest(f"{type(error).__name__}: {error}")
+                on_response(InferenceResponse(request.model_name, request.model_version, request.id, error=refusal))
+
+        def cancel() -> None:
+            for ticket in tickets:
+                ticket.cancel()
+
+        inbox = self._core.inbox
+        inbox.post(begin)
+        return lambda: inbox.post(cancel)  # behind begin(), which a loop that is held up may not have come to yet
 
     # ---- life cycle and configuration
 

@@ -45,6 +45,8 @@ async def update_instances(core: EngineCore, entry: ModelEntry, configs: Mapping
     except Exception as error:
         for _, _, slots in plans:
             for slot in slots:
+                if core.turns is not None:
+                    core.turns.forget(slot)
                 await core.on_closer(slot.close)
         message = getattr(error, "message", str(error))
         raise LoadFailed(

@@ -11,8 +11,28 @@ from workbench.backends.base import InstanceSpec
 from workbench.engine.execution import InstanceSlot
 from workbench.engine.model import ModelVersion
 from workbench.engine.warmup import WarmupSample, build_samples
-from workbench.errors import InternalError
+from workbench.errors import ConfigError, InternalError, WorkbenchError
 from workbench.protocol.tensors import InferenceResponse
+
+MAX_INSTANCES = 1024
+"""Instances of one model version: more are a slip of the keyboard, and would take the machine with them."""
+
+
+def check_instance_count(config: Any) -> None:
+    """Refuses more instances than any machine could run.
+
+    Raises:
+        ConfigError: there are more than ``MAX_INSTANCES``.
+    """
+    total = 0
+    for index, group in enumerate(config.instance_group):
+        total += max(1, group.count) * max(1, len(group.gpus))
+        if total > MAX_INSTANCES:
+            raise ConfigError(
+                f"model '{config.name}' asks for {total} instances, at most {MAX_INSTANCES} are made",
+                where=f"instance_group[{index}].count",
+                hint="more instances than the machine has cores are seldom of use",
+            )
 
 
 def instance_specs(config: Any, first_index: int = 0) -> list[InstanceSpec]:
@@ -46,6 +66,13 @@ async def make_slots(model: ModelVersion, specs: Sequence[InstanceSpec], model_d
         for slot in slots:
             await model.core.on_closer(slot.close)
         raise errors[0]
+    if model.core.turns is not None:
+        try:
+            model.core.turns.register(model, slots)
+        except WorkbenchError:
+            for slot in slots:
+                await model.core.on_closer(slot.close)
+            raise
     return slots
 
 

@@ -5,15 +5,14 @@ The rules of one file are the config room's; here they get what only the directo
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.config import Finding, LintContext, fix_all, lint_config
-from workbench.errors import NotFound
+from workbench.engine.configure import write_atomically
+from workbench.errors import ConfigError, NotFound
 
 DEFAULT_RELEASE = "25.03"
 """The Triton release that files are meant for unless one is named."""
@@ -85,6 +84,7 @@ def lint(path: str | Path, *, triton_release: str = DEFAULT_RELEASE, fix: bool =
 
     Raises:
         NotFound: there is no configuration at ``path``.
+        ConfigError: a file cannot be read or written.
     """
     root = Path(path)
     files = list(config_files(root))
@@ -105,21 +105,29 @@ def config_files(root: Path) -> Iterator[Path]:
     elif (root / "config.pbtxt").is_file():
         yield root / "config.pbtxt"
     elif root.is_dir():
-        yield from sorted(root.glob("*/config.pbtxt"))
+        yield from (path for path in sorted(root.glob("*/config.pbtxt")) if path.is_file())
     else:
         raise NotFound(f"{root} does not exist", where=str(root))
 
 
 def _check(path: Path, release: str, *, fix: bool) -> FileReport:
     name = path.parent.resolve().name if path.name == "config.pbtxt" else None
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}", where=str(path)) from error
     findings = lint_config(data, triton_release=release, directory_name=name, path=str(path))
     fixed: list[str] = []
     if fix and any(finding.fix for finding in findings):
         found = findings
         mended, findings = fix_all(data, context=LintContext(triton_release=release, directory_name=name))
         if mended != data:
-            _write(path, mended)
+            try:
+                write_atomically(path, mended)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write {path}: {error.strerror or error}", where=str(path), hint="is it writable?"
+                ) from error
             left = {(finding.rule, finding.message) for finding in findings}
             fixed = [
                 f"{finding.fix.title} [{finding.rule}]"
@@ -127,19 +135,6 @@ def _check(path: Path, release: str, *, fix: bool) -> FileReport:
                 if finding.fix is not None and (finding.rule, finding.message) not in left
             ]
     return FileReport(path, tuple(findings), tuple(fixed))
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, with the mode that the file had."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).chmod(path.stat().st_mode & 0o777)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _count(number: int, noun: str) -> str:

@@ -57,6 +57,7 @@ class ModelVersion:
         self.scheduler = self._make_scheduler(config, self.generation * _BATCHES_PER_GENERATION + 1)
         self._open: dict[int, Ticket] = {}
         self._idle: deque[InstanceSlot] = deque()
+        self._turns = core.turns
         self._order: deque[Ticket] = deque()
         self._planned = False
         self._timer: TimerHandle | None = None
@@ -82,6 +83,8 @@ class ModelVersion:
         self.adopt_config(config)
         self.epoch = epoch
         self.scheduler.reconfigure(self.settings, self.core.clock())
+        if self._turns is not None:
+            self._turns.renew(self)
         self.plan()
 
     # ---- instances
@@ -98,9 +101,15 @@ class ModelVersion:
         slot.retired = True
         self.slots.remove(slot)
         if slot.run is None:
-            if slot in self._idle:
-                self._idle.remove(slot)
-            self.core.spawn(self.core.on_closer(slot.close))
+            self._let_slot_go(slot)
+
+    def _let_slot_go(self, slot: InstanceSlot) -> None:
+        """Closes an instance that runs nothing."""
+        if slot in self._idle:
+            self._idle.remove(slot)
+        if self._turns is not None:
+            self._turns.forget(slot)
+        self.core.spawn(self.core.on_closer(slot.close))
 
     def instance_state(self, name: str, healthy: bool, why: str, gone: bool) -> None:
         """A loop instance's process died or is back."""
@@ -207,6 +216,10 @@ class ModelVersion:
             ticket = self._open.get(rejected.id)
             if ticket is not None:
                 self._fail(ticket, TimedOut(rejected.message))
+        if self._turns is not None:
+            self._turns.look(self, idle)
+            self._arm()
+            return
         while idle:
             slot = idle[0]
             batch = scheduler.acquire(slot.index, now)
@@ -218,6 +231,23 @@ class ModelVersion:
                 ticket.run = run
             slot.start(run, clock)
         self._arm()
+
+    def take_turn(self, slot: InstanceSlot) -> bool:
+        """The rate limiter grants an instance its turn; whether it had a batch to execute."""
+        if slot not in self._idle:
+            return False
+        batch = self.scheduler.acquire(slot.index, self.core.clock())
+        if batch is None:
+            return False
+        self._idle.remove(slot)
+        self._execute(slot, batch)
+        return True
+
+    def _execute(self, slot: InstanceSlot, batch: Batch) -> None:
+        run = Run(self, slot, batch)
+        for ticket in run.tickets:
+            ticket.run = run
+        slot.start(run, self.core.clock)
 
     def _arm(self) -> None:
         deadline = self.scheduler.next_deadline()
@@ -234,12 +264,14 @@ class ModelVersion:
         now = core.clock()
         slot.run = None
         if slot.retired:
-            core.spawn(core.on_closer(slot.close))
+            self._let_slot_go(slot)
         elif slot.healthy and slot.ready:
             self._idle.append(slot)
         batch = run.batch
         if batch.seq >= 0:
             self.scheduler.complete(batch, now)
+        if self._turns is not None:
+            self._turns.done(slot, again=slot in self._idle and self.pending > 0)
         if not self._planned:
             # the instance gets its next batch before clients get their answers
             self._dispatch()
@@ -268,7 +300,8 @@ class ModelVersion:
 
     def _goes_on(self, run: Run, index: int) -> bool:
         """Whether a request may go on without an answer when its batch has ended."""
-        return run.error is None and self.decoupled
+        back = run.execution.rescheduled
+        return run.error is None and self.decoupled and not (back and index in back)
 
     def _unanswered(self, ticket: Ticket, run: Run, index: int) -> InferenceResponse:
         error = run.error
@@ -416,6 +449,8 @@ class ModelVersion:
         errors: Sequence[BaseException | None] = []
         for slot in slots:
             slot.retired = True
+            if self._turns is not None:
+                self._turns.forget(slot)
         for slot in slots:
             try:
                 await self.core.on_closer(slot.close)

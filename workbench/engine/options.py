@@ -22,6 +22,7 @@ class EngineOptions:
     requests the record ring keeps. ``lower_switch_interval`` makes Python threads hand over faster: only for a process
     that does nothing else. ``gpus`` are the usable device numbers, None asks NVML. ``poll_s`` is how often poll mode
     looks. ``config_name`` picks ``configs/NAME.pbtxt``.
+    ``rate_limit_resources`` are NAME:COUNT or NAME:COUNT:DEVICE; they count with ``rate_limit`` execution_count.
     """
 
     repositories: tuple[Path, ...]
@@ -38,6 +39,8 @@ class EngineOptions:
     gpus: tuple[int, ...] | None = None
     poll_s: float = 15.0
     config_name: str = ""
+    rate_limit: Literal["off", "execution_count"] = "off"
+    rate_limit_resources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -16,7 +16,9 @@ from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE, complete_back
 from workbench.config.validation import validate
 from workbench.engine.completion import complete_from_description
 from workbench.engine.host import ModelHost
+from workbench.engine.instances import check_instance_count
 from workbench.engine.options import EngineOptions
+from workbench.engine.warmup import check_warmup_size
 from workbench.errors import InternalError, InvalidRequest, Unsupported
 from workbench.repository.models import ModelSource, select_versions
 
@@ -57,6 +59,8 @@ def poll_config(
     gpus = gpus_of(config.backend)
     config = normalize(config, model_name=source.name, gpus=gpus)
     # instance groups are checked with each version, when its backend is known (backend_model.cc)
+    check_instance_count(config)
+    check_warmup_size(config)
     without_groups = type(config)()
     without_groups.CopyFrom(config)
     without_groups.ClearField("instance_group")

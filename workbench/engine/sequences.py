@@ -124,18 +124,19 @@ class SequenceVersion(ModelVersion):
                 self._fail(ticket, _rejection(rejected))
         for notice in scheduler.take_notices():
             self.core.events.append("log", self.name, notice, level="warning")
-        for slot in list(self._idle):
-            batch = scheduler.acquire(slot.index, now)
-            if batch is not None:
-                self._idle.remove(slot)
-                self._execute(slot, batch)
+        if self._turns is not None:
+            self._turns.look(self, self._idle)
+        else:
+            for slot in list(self._idle):
+                batch = scheduler.acquire(slot.index, now)
+                if batch is not None:
+                    self._idle.remove(slot)
+                    self._execute(slot, batch)
         for index in scheduler.departed(now):
             slot = self._leaving.pop(index)
             slot.retired = True
             self._states.forget_instance(index)
-            if slot in self._idle:
-                self._idle.remove(slot)
-            self.core.spawn(self.core.on_closer(slot.close))
+            self._let_slot_go(slot)
         self._arm()
 
     def _execute(self, slot: InstanceSlot, batch: Batch) -> None:

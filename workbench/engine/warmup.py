@@ -12,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.engine.validation import config_type, id_prefix
-from workbench.errors import InternalError, InvalidRequest
+from workbench.errors import ConfigError, InternalError, InvalidRequest
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, Tensor
 from workbench.repository.files import inside
+
+MAX_REQUESTS = 65536
+"""Requests that one setting of ``model_warmup`` may hold at once: its ``batch_size`` is a number of requests."""
+MAX_SAMPLE_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,32 @@ class WarmupSample:
     name: str
     requests: Sequence[InferenceRequest]
     count: int
+
+
+def check_warmup_size(config: Any) -> None:
+    """Refuses warm-up that would fill the memory rather than warm the model.
+
+    Raises:
+        ConfigError: more than ``MAX_REQUESTS`` requests in a setting, or an input above ``MAX_SAMPLE_BYTES``.
+    """
+    for index, setting in enumerate(config.model_warmup):
+        path = f"model_warmup[{index}]"
+        if setting.batch_size > MAX_REQUESTS:
+            raise ConfigError(
+                f"warmup setting '{setting.name}' of model '{config.name}' has batch_size {setting.batch_size}, "
+                f"at most {MAX_REQUESTS} requests are sent at once",
+                where=f"{path}.batch_size",
+                hint="count repeats a setting",
+            )
+        for name, item in setting.inputs.items():
+            row = datatypes.BY_CONFIG.get(config_type(item))
+            size = math.prod(item.dims) * (row.itemsize if row is not None and row.wire != "BYTES" else 8)
+            if size > MAX_SAMPLE_BYTES and all(dim > 0 for dim in item.dims):
+                raise ConfigError(
+                    f"warmup setting '{setting.name}' of model '{config.name}' has {size} bytes for input '{name}', "
+                    f"at most {MAX_SAMPLE_BYTES} can be sent",
+                    where=f'{path}.inputs["{name}"].dims',
+                )
 
 
 def build_samples(config: Any, model_dir: Path, *, seed: int = 0) -> list[WarmupSample]:

@@ -39,6 +39,13 @@ class Observed:
         rows = sum(size * count for (size, _), count in self.counts.items())
         return rows / self.batches if self.batches else float("nan")
 
+    @property
+    def crowded(self) -> bool:
+        """Whether requests wait for an instance: longer than for compute, and than the queue delay asks them to."""
+        batching = self.config.get("dynamic_batching") or {}
+        delay_ms = int(batching.get("max_queue_delay_microseconds") or 0) / 1000
+        return self.compute_ms > 0 and self.queue_ms > 2 * max(self.compute_ms, delay_ms)
+
 
 def hints(seen: Observed) -> list[str]:
     """The sentences, the most telling first; one that says so where there is no traffic."""
@@ -80,7 +87,7 @@ def _reasons(seen: Observed, limit: int, dynamic: Mapping[str, Any]) -> list[str
             f"{full:.0%} of the batches are full ({limit} rows): max_batch_size holds throughput back, "
             "if the model is faster with more rows."
         )
-    if seen.share("delay") > 0.5:
+    if seen.share("delay") > 0.5 and not seen.crowded:
         found.append(
             f"{seen.share('delay'):.0%} of the batches left because max_queue_delay_microseconds ({delay:,}) was over, "
             f"with {seen.mean_rows:.2f} rows on average: the load brings no more rows in that time."
@@ -98,9 +105,7 @@ def _reasons(seen: Observed, limit: int, dynamic: Mapping[str, Any]) -> list[str
 
 
 def _waiting(seen: Observed) -> list[str]:
-    if not (math.isfinite(seen.queue_ms) and math.isfinite(seen.compute_ms) and seen.compute_ms > 0):
-        return []
-    if seen.queue_ms > 2 * seen.compute_ms:
+    if seen.crowded and math.isfinite(seen.queue_ms):
         return [
             f"Requests wait {seen.queue_ms:,.2f} ms for {seen.compute_ms:,.2f} ms of compute: instances are the "
             "bottleneck. Larger batches, another instance, or less load."

@@ -15,7 +15,7 @@ from workbench.profiling.target import Configurable
 
 
 class SweepJob:
-    """Runs a sweep on a thread of its own; arguments as ``sweep``. Thread-safe.
+    """Runs a sweep on a thread of its own; arguments as ``sweep``, and ``on_end``, called there last. Thread-safe.
 
     ``progress``, ``points``, ``result`` and ``error`` may be read at any time.
     """
@@ -28,10 +28,12 @@ class SweepJob:
         loads: Sequence[Load],
         *,
         on_progress: Callable[[Progress], None] | None = None,
+        on_end: Callable[[], None] | None = None,
         **options: Any,
     ) -> None:
         self._stop = options.pop("stop", None) or threading.Event()
         self._listener = on_progress
+        self._on_end = on_end
         self._sweeper = Sweeper(target, model, grid, loads, on_progress=self._progressed, stop=self._stop, **options)
         self._thread = threading.Thread(target=self._run, name=f"sweep-{model}", daemon=True)
         self._done = threading.Event()
@@ -89,6 +91,8 @@ class SweepJob:
         except BaseException as error:
             self.error = error
         finally:
+            if self._on_end is not None:
+                self._on_end()
             self._done.set()
 
     def _progressed(self, progress: Progress) -> None:

@@ -15,6 +15,10 @@ Kind = Literal["closed", "open"]
 Distribution = Literal["constant", "poisson"]
 
 
+MAX_CONCURRENCY = 16384
+"""Clients of a closed loop, each with a connection of its own: ports and descriptors end not far above."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """One load point.
@@ -50,8 +54,8 @@ class Load:
             raise InvalidRequest(f"load kind must be 'closed' or 'open', got {self.kind!r}")
         if self.distribution not in ("constant", "poisson"):
             raise InvalidRequest(f"distribution must be 'constant' or 'poisson', got {self.distribution!r}")
-        if self.kind == "closed" and self.concurrency < 1:
-            raise InvalidRequest(f"concurrency must be at least 1, got {self.concurrency}")
+        if self.kind == "closed" and not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise InvalidRequest(f"concurrency must be from 1 to {MAX_CONCURRENCY}, got {self.concurrency}")
         if self.kind == "open" and not self.rate > 0:
             raise InvalidRequest(f"an open loop needs a rate above 0 requests/s, got {self.rate}")
         if not self.duration_s > 0 or self.warmup_s < 0 or self.batch_size < 1 or self.drain_s < 0:

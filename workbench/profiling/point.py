@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.profiling.load import Load
+
+if TYPE_CHECKING:
+    from workbench.config import Edit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,10 @@ class Point:
         """Requests/s offered by an open loop; None for a closed one."""
         return self.load.rate if self.load.kind == "open" else None
 
+    def edits(self) -> list[Edit]:
+        """The edits that apply the point's settings to a configuration."""
+        return edits_of(self.settings)
+
     @property
     def verdict(self) -> str:
         """``valid``, ``not stable``, ``not valid`` or ``failed``."""
@@ -191,3 +198,10 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_jsonable(item) for item in value]
     return value
+
+
+def edits_of(settings: Mapping[str, Any]) -> list[Edit]:
+    """Edits that set the values of a grid by path; None removes the field."""
+    from workbench.config import Edit
+
+    return [Edit(path, "remove") if value is None else Edit(path, "set", value) for path, value in settings.items()]

@@ -22,7 +22,6 @@ Emit = Callable[[dict[str, Any]], None]
 """Tells whoever asked for the run what happens: ``{"event": "window"|"window_end"|"progress", ...}``."""
 
 _START_DELAY_NS = 5_000_000
-_TICK_S = 0.02
 _GIVE_UP_NS = 1_500_000_000
 
 

@@ -107,7 +107,12 @@ class SweepResult(Sequence[Point]):
             cells.append((*settings, point.load.label, *(f"{value:.2f}" for value in figures), point.verdict))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         rows = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
-        return "\n".join([head, *rows])
+        return "\n".join([head, *rows, *self._why_not()])
+
+    def _why_not(self) -> list[str]:
+        """Why points failed or must not be believed, each reason once."""
+        reasons = (p.error or "; ".join(p.reasons) for p in self.points if not p.valid)
+        return [f"  ! {reason}" for reason in dict.fromkeys(reasons) if reason]
 
 
 def write_point(run: Run, point: Point, key: str) -> int:

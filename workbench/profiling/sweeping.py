@@ -14,7 +14,7 @@ from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measured, Measurer, failed_point
-from workbench.profiling.point import Point
+from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
 from workbench.profiling.sweep_result import Progress, SweepResult, write_point
 from workbench.profiling.target import Configurable, directory_of
@@ -33,13 +33,16 @@ _OVERHEAD_S = 0.6  # what a point takes beside its load, before one has been mea
 class SweepOptions:
     """What a sweep may be told beside its grid.
 
+    ``kind`` is what its run is stored as.
     ``keep_samples`` stores the stamps of every request, and the server's records, with each point. ``resume`` names a
     run of the store to go on with: its valid points of the same model content, configuration as read back, inputs,
-    load, seed and device are taken as they are, the others are measured and added to it. ``attempts`` is how often a
-    point is measured before a verdict of not valid is kept: what disturbed it once (another program) may be over.
+    load, seed and device are taken as they are, the others are measured and added to it; where the model's files are
+    not on this machine, all are measured again. ``attempts`` is how often a point is measured before a verdict of not
+    valid is kept: what disturbed it once (another program) may be over.
     """
 
     title: str = ""
+    kind: str = "sweep"
     keep_samples: bool = False
     resume: str = ""
     attempts: int = 2
@@ -53,6 +56,10 @@ def combinations(grid: Grid) -> list[dict[str, Any]]:
     Raises:
         InvalidRequest: a path without values.
     """
+    if not isinstance(grid, Mapping):
+        raise InvalidRequest(
+            f"a grid maps paths to lists of values, got {grid!r:.80}", hint='{"max_batch_size": [4, 8]}'
+        )
     lists: dict[str, list[Any]] = {}
     for path, values in grid.items():
         given: Any = values
@@ -95,6 +102,7 @@ class Sweeper:
         self._began = 0
         self._about: dict[str, Any] | None = None
         self._known: dict[str, Point] = {}
+        self._unstored = ""
         self.points: list[Point] = []
 
     @property
@@ -127,10 +135,22 @@ class Sweeper:
                 self._model, self._grid, tuple(self.points), self.total, stopped, restored, error, run.id if run else ""
             )
             if run is not None:
-                run.set_meta(restored=restored, error=error)
-                run.finish(result.status)
+                self._store_safely(lambda: run.set_meta(restored=restored, error=error))
+                self._store_safely(lambda: run.finish(result.status))
                 run.close()
+            if self._unstored:
+                text = f"{result.error}; {self._unstored}" if result.error else self._unstored
+                result = replace(result, error=text)
         return result
+
+    def _store_safely(self, write: Callable[[], None]) -> None:
+        """A store that takes no more (a full disk, say) is told of in the result: what is measured is not lost."""
+        if self._unstored:
+            return
+        try:
+            write()
+        except WorkbenchError as error:
+            self._unstored = f"from point {len(self.points)} on nothing was stored: {error.message} ({error.where})"
 
     def _measure_all(self, measurer: Measurer, run: Run | None) -> str:
         """Gives what broke the sweep off, or nothing."""
@@ -176,28 +196,25 @@ class Sweeper:
         return measured
 
     def _apply(self, settings: Mapping[str, Any]) -> None:
-        if not settings:
-            return
-        from workbench.config import Edit
-
-        edits = [
-            Edit(path, "remove") if value is None else Edit(path, "set", value) for path, value in settings.items()
-        ]
-        self._target.configure(self._model, edits)
+        if settings:
+            self._target.configure(self._model, edits_of(settings))
 
     def _keep(self, point: Point, run: Run | None, measured: Measured | None) -> None:
         self.points.append(point)
         if run is not None:
-            number = write_point(run, point, "" if point.error else self._key(point.load, point.config))
-            if measured is not None and self._options.keep_samples:
-                samples = measured.samples
-                run.add_samples(
-                    number,
-                    {name: getattr(samples, name) for name in ("scheduled", "sent", "done", "status")},
-                )
-                if measured.records is not None:
-                    run.add_records(number, measured.records)
+            self._store_safely(lambda: self._write(point, run, measured))
         self._tell(point)
+
+    def _write(self, point: Point, run: Run, measured: Measured | None) -> None:
+        number = write_point(run, point, "" if point.error else self._key(point.load, point.config))
+        if measured is not None and self._options.keep_samples:
+            samples = measured.samples
+            run.add_samples(
+                number,
+                {name: getattr(samples, name) for name in ("scheduled", "sent", "done", "status")},
+            )
+            if measured.records is not None:
+                run.add_records(number, measured.records)
 
     def _key(self, load: Load, config: Mapping[str, Any]) -> str:
         """What makes a point the same as one measured before."""
@@ -215,8 +232,8 @@ class Sweeper:
 
     def _reuse(self, load: Load, settings: Mapping[str, Any]) -> bool:
         """Takes a point of the run that is resumed, if it has this one."""
-        if not self._known:
-            return False
+        if not self._known or directory_of(self._target, self._model) is None:
+            return False  # what the model's files are is not known here: they may have changed since
         try:
             point = self._known.get(self._key(load, self._target.model_config(self._model)))
         except WorkbenchError:
@@ -275,7 +292,7 @@ class Sweeper:
             run.set_meta(status="running", pid=os.getpid(), total=self.total)
             return run
         return self._store.create(
-            "sweep",
+            self._options.kind,
             model=self._model,
             title=self._options.title,
             url=self._target.url,

@@ -52,13 +52,15 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
     notes: list[str] = []
     if samples.stopped:
         reasons.append("the measurement was stopped before its end")
+    said = next(iter(samples.errors()), "")
+    said = f": {said[:300]}" if said else ""
     if client.n == 0:
-        reasons.append("no request was answered")
+        reasons.append(f"no request was answered{said}")
     elif client.failed:
         total = client.n + client.failed
         notes.append(f"{client.failed} of {total} requests failed; latencies are those of the others")
         if client.failed > total / 2:
-            reasons.append("most requests failed")
+            reasons.append(f"most requests failed{said}")
     if client.n and math.isnan(client.p99.high):
         notes.append(f"p99 has no upper bound: it rests on {client.n} requests, {P99_REQUESTS} are needed for one")
     reasons += _lag(evidence, options)

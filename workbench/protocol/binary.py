@@ -51,11 +51,6 @@ def check_rank(name: str, shape: tuple[int, ...]) -> None:
         raise InvalidRequest(f"input '{name}' has {len(shape)} dimensions, at most {_MAX_NDIM} are supported")
 
 
-def bytes_size(array: NDArray[Any]) -> int:
-    """How many bytes a BYTES array takes on the wire."""
-    return sum(map(len, array.reshape(-1).tolist())) + 4 * array.size
-
-
 def to_buffer(tensor: Tensor) -> Buffer:
     """The tensor's elements as they go on the wire; a view of its array where that is possible."""
     array = tensor.data

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import WorkbenchError
+from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.protocol import datatypes
 
 Parameter = str | int | float | bool
@@ -47,13 +47,24 @@ class Tensor:
 
 
 def as_bytes_array(array: NDArray[Any]) -> NDArray[np.object_]:
-    """An object array of ``bytes`` with the same shape; ``str`` elements are encoded as UTF-8."""
+    """An object array of ``bytes`` with the same shape; ``str`` elements are encoded as UTF-8.
+
+    Raises:
+        InvalidRequest: a text has no UTF-8 form.
+    """
     if array.dtype == np.object_ and all(type(item) is bytes for item in array.flat):
         return array
     out = np.empty(array.shape, dtype=np.object_)
     flat = out.reshape(-1)
     for index, item in enumerate(array.flat):
-        flat[index] = bytes(item) if isinstance(item, bytes | bytearray | memoryview) else str(item).encode()
+        try:
+            flat[index] = bytes(item) if isinstance(item, bytes | bytearray | memoryview) else str(item).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"string {index} has no UTF-8 form: {error.reason}",
+                where=f"{item!r:.80}",
+                hint="give its bytes instead",
+            ) from None
     return out
 
 

@@ -62,6 +62,11 @@ BATCH_COLUMNS: dict[str, str] = {
 
 Columns = dict[str, NDArray[Any]]
 
+MAX_ID = 1024
+MAX_ERROR = 4096
+"""What is kept of a request's id and of an error's text: clients and models choose them, and the ring must be bounded.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
@@ -154,6 +159,11 @@ def _as_texts(values: Sequence[Any]) -> list[str]:
     return [known[value] for value in values]
 
 
+def shortened(text: str, limit: int) -> str:
+    """A text, or the beginning of a longer one with how much is left out."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit} more characters)"
+
+
 class RecordRing:
     """The last ``capacity`` requests and the last ``capacity`` batches.
 
@@ -207,6 +217,8 @@ class RecordRing:
         slot = count % table.capacity
         if seq < 0:
             seq = count
+        if len(error) > MAX_ERROR or len(request_id) > MAX_ID:
+            error, request_id = shortened(error, MAX_ERROR), shortened(request_id, MAX_ID)
         table.texts[slot] = (model, request_id, client, shape_key, instance, status, error)
         table.pack(
             table.buffer, slot * table.row_bytes, cursor, seq, version, epoch, parent_seq, priority, rows, arrival,

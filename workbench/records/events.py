@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.clock import Clock, monotonic_ns, wall_ms
+from workbench.records.columns import shortened
+
+MAX_TEXT = 16384
+"""What is kept of an event's text: models choose what they log and raise, and the log must be bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ class Event:
         return cls(**{name: value[name] for name in cls.__slots__ if name in value})
 
 
+def _bounded(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: shortened(value, MAX_TEXT) if isinstance(value, str) else value for key, value in data.items()}
+
+
 class EventLog:
     """The last ``capacity`` events. Thread-safe."""
 
@@ -59,7 +67,9 @@ class EventLog:
         A subscriber that raises is dropped: the log's owner must not suffer from whoever listens.
         """
         with self._changed:
-            event = Event(self._seq, self._clock(), self._wall(), kind, model, level, text, data)
+            event = Event(
+                self._seq, self._clock(), self._wall(), kind, model, level, shortened(text, MAX_TEXT), _bounded(data)
+            )
             self._seq += 1
             self._events.append(event)
             subscribers = tuple(self._subscribers)

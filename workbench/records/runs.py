@@ -25,7 +25,7 @@ import psutil
 from numpy.typing import NDArray
 
 from workbench.clock import utc_now_iso
-from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.errors import InternalError, InvalidRequest, NotFound, Unsupported
 from workbench.records.columns import Columns, RecordColumns, decode_columns, encode_columns
 from workbench.records.environment import capture_environment
 
@@ -242,13 +242,17 @@ class Run:
         if self.read_only:
             raise InvalidRequest(f"run {self.id} is open for reading only", where=str(self.path))
         with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._connection
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._connection
+                    self._connection.execute("COMMIT")
+                except BaseException:
+                    with contextlib.suppress(sqlite3.Error):  # of a full disk SQLite has rolled back by itself
+                        self._connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise _unwritable(self.path, error) from error
 
     def _config_id(self, connection: sqlite3.Connection, model: str, config: Mapping[str, Any], text: str) -> int:
         digest = point_key(config=config, text=text)
@@ -279,6 +283,26 @@ class Run:
             return self._connection.execute(query, parameters).fetchall()
 
 
+def _unwritable(path: Path, error: Exception) -> InternalError:
+    return InternalError(
+        f"the run cannot be written: {error}",
+        where=str(path),
+        hint="is there space, and may you write there? runs can be kept in another directory",
+    )
+
+
+def _write_draft(draft: Path, values: Mapping[str, Any]) -> None:
+    with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+        connection.executescript(_SCHEMA)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("BEGIN")
+        for table, entries in (("meta", values), ("environment", capture_environment())):
+            connection.executemany(
+                f"INSERT INTO {table} VALUES (?, ?)", [(key, _dumps(value)) for key, value in entries.items()]
+            )
+        connection.execute("COMMIT")
+
+
 class RunStore:
     """A directory of runs.
 
@@ -297,24 +321,30 @@ class RunStore:
             model: the model measured.
             title: what a person calls it.
             meta: more to say of it (``seed``, ``grid``, ``url``, ...), JSON values.
+
+        Raises:
+            InternalError: it cannot be written there.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return self._create(kind, model, title, meta)
+        except (OSError, sqlite3.Error) as error:
+            raise _unwritable(self.directory, error) from error
+
+    def _create(self, kind: str, model: str, title: str, meta: Mapping[str, Any]) -> Run:
         created = utc_now_iso()
         stem = re.sub(r"[^0-9A-Za-z_.-]+", "_", f"{created[:19].replace(':', '').replace('T', '-')}-{kind}-{model}")
         path = self._free_path(stem.strip("-"))
         values = {"schema_version": SCHEMA_VERSION, "kind": kind, "model": model, "title": title, "created": created}
         values |= {"status": "running", "pid": os.getpid(), **meta}
         draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
-            connection.executescript(_SCHEMA)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("BEGIN")
-            for table, entries in (("meta", values), ("environment", capture_environment())):
-                connection.executemany(
-                    f"INSERT INTO {table} VALUES (?, ?)", [(key, _dumps(value)) for key, value in entries.items()]
-                )
-            connection.execute("COMMIT")
-        draft.replace(path)
+        try:
+            _write_draft(draft, values)
+            draft.replace(path)
+        except BaseException:
+            for left in (draft, draft.with_name(f"{draft.name}-journal"), path):
+                left.unlink(missing_ok=True)
+            raise
         return Run(path, read_only=False)
 
     def _free_path(self, stem: str) -> Path:

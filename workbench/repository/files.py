@@ -38,11 +38,20 @@ class Fingerprint:
 
 
 def walk(directory: Path) -> Iterator[Path]:
-    """Every file below a directory, sorted; caches and version control left out."""
+    """Every file below a directory, sorted; caches and version control left out.
+
+    Links to directories are followed, but for those that lead back up: they have no end.
+    """
     for root, folders, files in os.walk(directory, followlinks=True):
-        folders[:] = sorted(folder for folder in folders if folder not in CACHES)
+        here = Path(root)
+        folders[:] = sorted(folder for folder in folders if folder not in CACHES and not _leads_up(here / folder))
         for name in sorted(files):
             yield Path(root) / name
+
+
+def _leads_up(path: Path) -> bool:
+    """Whether a directory is a link to one that it is in."""
+    return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
 
 
 def stat_digest(paths: Iterator[Path] | list[Path], base: Path) -> str:
@@ -93,7 +102,7 @@ def _hash(directory: Path, wanted: Callable[[str], bool]) -> str:
     digest = hashlib.sha256()
     for path in walk(directory):
         relative = path.relative_to(directory)
-        if wanted(relative.parts[0]):
+        if wanted(relative.parts[0]) and path.is_file():  # a pipe would never end, a dangling link has no contents
             digest.update(str(relative).encode("utf-8", "surrogateescape") + b"\0")
             digest.update(bytes.fromhex(sha256_of(path)))
     return digest.hexdigest()

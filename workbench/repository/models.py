@@ -17,7 +17,8 @@ from workbench.repository.files import Fingerprint, fingerprint
 NOT_VERSIONS = ("warmup", "initial_state", "configs")
 """Directories beside the versions that Triton skips."""
 
-_STOLL = re.compile(r"\s*([+-]?\d+)")
+_STOLL = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+_INT64_MAX = 2**63 - 1
 _BAD_NAME = "invalid model name '{name}', model name must not contain path traversal characters"
 DUPLICATE_REASON = "model appears in two or more repositories"
 
@@ -116,6 +117,9 @@ def find_versions(directory: Path) -> tuple[dict[int, Path], list[str]]:
         number = int(match.group(1))
         if number <= 0:
             warnings.append(f"ignore version directory '{path.name}' which is not a positive whole number")
+            continue
+        if number > _INT64_MAX:  # Triton ends with an uncaught std::out_of_range
+            warnings.append(f"ignore version directory '{path.name}': versions end at {_INT64_MAX}")
             continue
         if str(number) != path.name:
             # Triton takes "2_old" for version 2 and then looks into a directory "2": the load fails where there is none

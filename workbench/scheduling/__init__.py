@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.scheduling.dynamic import QUEUE_FULL_TEXT, STOPPING_TEXT, TIMEOUT_TEXT, DynamicBatcher
+from workbench.scheduling.dynamic import QUEUE_FULL_TEXT, TIMEOUT_TEXT, DynamicBatcher
 from workbench.scheduling.ensemble_actions import (
     Action,
     Answer,
@@ -60,7 +60,12 @@ from workbench.scheduling.sequence import (
     scheduler_settings,
     sequence_scheduler,
 )
-from workbench.scheduling.sequence_base import RESCHEDULE_TEXT, SequenceScheduler, SequenceStatistics
+from workbench.scheduling.sequence_base import (
+    RESCHEDULE_TEXT,
+    STOPPING_TEXT,
+    SequenceScheduler,
+    SequenceStatistics,
+)
 from workbench.scheduling.sequence_settings import (
     ControlColumn,
     ControlTensor,

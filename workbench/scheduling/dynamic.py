@@ -36,9 +36,6 @@ TIMEOUT_TEXT = "Request timeout expired"
 QUEUE_FULL_TEXT = "Exceeds maximum queue size"
 """Answer to a request that finds its level's queue full (UNAVAILABLE); Triton puts ``[request id: ID] `` in front."""
 
-STOPPING_TEXT = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-"""Answer to a request after ``stop`` (UNAVAILABLE); Triton puts ``[request id: ID] `` in front."""
-
 _ACCEPTED = Accepted()
 
 
@@ -65,7 +62,6 @@ class DynamicBatcher:
         self._deadlines: list[tuple[int, int, Item]] = []
         self._expired: list[RejectedItem] = []
         self._draining = False
-        self._stopped = False
         self._hooked = settings.batching and settings.hold_until_queued > 0
         # The decision to wait, kept while arrivals do not change it: nothing leaves before _hold_until.
         self._hold_until: int | None = None
@@ -113,7 +109,7 @@ class DynamicBatcher:
     # ---- arrivals
 
     def offer(self, item: Item, now: int) -> Accepted | RejectedItem:
-        """Takes an item into the queue of its level, or refuses it (queue full, stopping).
+        """Takes an item into the queue of its level, or refuses it (queue full).
 
         A refusal leaves no trace here, as in Triton, which does not count it either.
 
@@ -123,8 +119,6 @@ class DynamicBatcher:
         if self._deadlines and self._deadlines[0][0] < now:
             self._purge(now)
         level = self._level(item.priority)
-        if self._stopped:
-            return RejectedItem(item.id, "stopping", STOPPING_TEXT)
         if level.max_queue_size and len(level) >= level.max_queue_size:
             return RejectedItem(item.id, "queue_full", QUEUE_FULL_TEXT)
         live = level.live
@@ -388,11 +382,6 @@ class DynamicBatcher:
         self._draining = True
         self._hold_until = None
         self._changed = now
-
-    def stop(self, now: int) -> None:
-        """Drains, and refuses every further offer with Triton's text (the server is stopping)."""
-        self.drain(now)
-        self._stopped = True
 
     def add_instance(self, instance: int, now: int) -> None:
         """Nothing: every instance takes from the one queue."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.scheduling.dynamic import STOPPING_TEXT
 from workbench.scheduling.interface import Accepted, Batch, Item, QueueStatistics, RejectedItem, SlotRow
 from workbench.scheduling.sequence_settings import SequenceSettings
 from workbench.scheduling.sequence_slots import Live, Slot, SlotTable
@@ -17,6 +16,9 @@ RESCHEDULE_TEXT = (
     " such a flag."
 )
 """What Triton says when a model without ``iterative_sequence`` gives a request back."""
+
+STOPPING_TEXT = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+"""Answer to a request that starts a sequence after ``stop`` (UNAVAILABLE), without prefix."""
 
 _ACCEPTED = Accepted()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workbench.errors import InvalidRequest
+from workbench.scheduling.rate_limiter import parse_resource_limit
 
 _NO_EFFECT = (
     "allow-grpc", "grpc-port", "grpc-address", "reuse-grpc-port", "grpc-header-forward-pattern",
@@ -26,7 +27,7 @@ _NO_EFFECT = (
     "vertex-ai-thread-count", "vertex-ai-default-model", "http-thread-count", "pinned-memory-pool-byte-size",
     "cuda-memory-pool-byte-size", "cuda-virtual-address-size", "min-supported-compute-capability",
     "buffer-manager-thread-count", "backend-directory", "cache-directory", "repoagent-directory",
-    "cache-config", "response-cache-byte-size", "rate-limit", "rate-limit-resource", "host-policy",
+    "cache-config", "response-cache-byte-size", "host-policy",
     "model-load-gpu-limit", "model-load-retry-count", "enable-peer-access", "metrics-config",
     "allow-gpu-metrics", "allow-cpu-metrics", "trace-config", "trace-file", "trace-level", "trace-rate",
     "trace-count", "trace-log-frequency", "model-namespacing", "allow-client-shm",
@@ -104,6 +105,14 @@ def _model_flags(group: Any) -> None:
     group.add_argument("--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE")
     group.add_argument("--model-load-thread-count", type=int, default=4, metavar="N")
     group.add_argument("--model-config-name", default="", metavar="NAME")
+    group.add_argument(
+        "--rate-limit", choices=("off", "execution_count"), default="off",
+        help="whether resources and priorities of instance groups count; default off",
+    )  # fmt: skip
+    group.add_argument(
+        "--rate-limit-resource", action="append", default=[], metavar="NAME:COUNT[:DEVICE]",
+        help="how much there is of a resource; repeatable",
+    )  # fmt: skip
 
 
 def _port_flags(group: Any) -> None:
@@ -138,7 +147,11 @@ def _own_flags(group: Any) -> None:
     _flag(group, "allow-file-override", False, "let load requests bring a model's files")
     group.add_argument("--python-execution", choices=("process", "thread"), default="process")
     group.add_argument("--owner-fd", type=int, default=-1, metavar="FD", help="stop when this pipe ends")
-    group.add_argument("--detached", action="store_true", help="the server outlives who started it")
+    group.add_argument(
+        "--detached",
+        action="store_true",
+        help="for wb.attach: listed as outliving who started it; it stays in the foreground (add & or nohup)",
+    )
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -167,6 +180,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             )
     if args.load_model and args.model_control_mode != "explicit":
         raise InvalidRequest("--load-model requires --model-control-mode=explicit")
+    for text in args.rate_limit_resource:
+        parse_resource_limit(text)
     if args.http_max_input_size <= 0:
         raise InvalidRequest("Error: --http-max-input-size must be greater than 0.")
     return args

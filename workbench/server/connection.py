@@ -17,6 +17,7 @@ from workbench.server.exchange import Application, Exchange, Stream
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_CHUNKS = 65536
+MAX_FRAMING_BYTES = 64  # a chunk, beside the head's allowance: sizes, extensions; trailers have the head's
 MAX_BODY_BYTES = 2**31 - 1
 _JOIN_BELOW = 64 * 1024
 _HIGH_WATER = 1024 * 1024
@@ -83,6 +84,7 @@ class HttpConnection(asyncio.Protocol):
         self._body = Body()
         self._head_bytes = 0
         self._head_done = False
+        self._body_bytes = 0  # that came after the head, with a chunked body's framing and trailers
         self._waiting: deque[Exchange] = deque()
         self._current: Exchange | None = None
         self._stream: Stream | None = None
@@ -150,6 +152,8 @@ class HttpConnection(asyncio.Protocol):
         self._ages[1] = 0
         if not self._head_done:
             self._head_bytes += len(data)
+        elif self._incoming is not None:
+            self._body_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -159,6 +163,10 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(400, f"malformed HTTP request: {error}")
         if not self._head_done and self._head_bytes > MAX_HEAD_BYTES and not self._deaf:
             self._refuse(431, f"request head exceeds {MAX_HEAD_BYTES} bytes")
+        elif self._incoming is not None and not self._deaf:
+            framing = self._body_bytes - self._body.size
+            if framing > MAX_HEAD_BYTES + MAX_FRAMING_BYTES * self._body.chunks:
+                self._refuse(431, f"chunk extensions and trailers exceed {MAX_HEAD_BYTES} bytes")
 
     def _without_upgrade(self, rest: bytes) -> None:
         """A request that offers another protocol (h2c) is served as it is; its body is what follows."""
@@ -190,8 +198,8 @@ class HttpConnection(asyncio.Protocol):
             self._incoming.path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; of one that comes twice the last counts."""
-        if self._incoming is not None:
+        """A header; of one that comes twice the last counts. Trailers of a chunked body are none (RFC 9110)."""
+        if self._incoming is not None and not self._head_done:
             self._incoming.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
@@ -202,6 +210,7 @@ class HttpConnection(asyncio.Protocol):
         parser = self._parser
         self._head_done = True
         self._head_bytes = 0
+        self._body_bytes = 0
         exchange.method = parser.get_method()
         exchange.keep_alive = parser.should_keep_alive()
         exchange.old = parser.get_http_version() == "1.0"

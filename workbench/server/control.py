@@ -162,7 +162,7 @@ class ControlPlane:
         )
         assert self.api is not None
         loop = exchange.loop
-        sampled = loop.run_in_executor(None, telemetry.sample, pids or (os.getpid(),))
+        sampled = loop.run_in_executor(None, lambda: telemetry.sample(pids or telemetry.family()))
 
         async def wait() -> Any:
             return await sampled

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterable
 
 _LIMIT = 1024
+_LONGEST = 512
 
 
 class HostGuard:
@@ -33,6 +34,8 @@ class HostGuard:
 
     def refusal(self, host: bytes, origin: bytes) -> str:
         """Why a request with these headers (empty: absent) is refused; empty when it passes."""
+        if len(host) + len(origin) > _LONGEST:
+            return self._decide(host, origin)
         key = (host, origin)
         found = self._known.get(key)
         if found is None:

@@ -39,7 +39,6 @@ _COMPRESS_ON_LOOP = 128 * 1024
 _OFF_LOOP_ELEMENTS = 64 * 1024
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
-UNSUPPORTED_COMPRESSION = "Unsupported compression type"
 
 
 class InferEndpoint:

@@ -41,6 +41,7 @@ _REPOSITORY = re.compile(r"/v2/repository(?:/([^/]+))?/(index|models/([^/]+)/(lo
 _MEMORY = re.compile(r"/v2/(system|cuda)sharedmemory(?:/region/([^/]+))?/(status|register|unregister)")
 _INT64_MAX = 2**63 - 1
 _ROUTES = 4096
+_ROUTE_BYTES = 512  # a longer path is looked up each time: what strangers ask for must not be kept in full
 
 NOT_ALLOWED = "Method Not Allowed"
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
@@ -92,7 +93,8 @@ class KServeApi:
             handler = self._route(exchange.path)
             if len(self._routes) >= _ROUTES:
                 self._routes.clear()
-            self._routes[exchange.path] = handler
+            if len(exchange.path) <= _ROUTE_BYTES:
+                self._routes[exchange.path] = handler
         handler(exchange)
 
     def _route(self, raw: bytes) -> Handler:

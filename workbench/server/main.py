@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from workbench.errors import WorkbenchError
+from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.server import runtime
 from workbench.server.arguments import backend_config, parse, without_effect
 from workbench.server.logs import log_event, start_logging
@@ -71,7 +71,7 @@ def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
     from workbench.server.serve import serve_engine
 
     try:
-        name = runtime.check_name(args.name) if args.name else runtime.free_name(Path(args.model_repository[0]).name)
+        name = _unused(args.name) if args.name else runtime.free_name(Path(args.model_repository[0]).name)
         engine = InferenceEngine(_engine_options(args))
         engine.events.subscribe(log_event)
         engine.start()
@@ -95,6 +95,13 @@ def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
     return _stop(server, min(args.exit_timeout_secs, _ORPHAN_EXIT_S) if stop.orphaned else args.exit_timeout_secs)
 
 
+def _unused(name: str) -> str:
+    """The name, if no running server has it: that one would not be found any more."""
+    if any(info["name"] == runtime.check_name(name) for info in runtime.list_servers()):
+        raise InvalidRequest(f"a server named '{name}' runs already", hint="give another --name, or none")
+    return name
+
+
 def ready_line(server: RunningServer) -> str:
     """The one line that says where the server is."""
     return (
@@ -105,6 +112,8 @@ def ready_line(server: RunningServer) -> str:
 
 def _report(error: WorkbenchError) -> None:
     kind = error.code.prefix.rstrip(": ") or "Error"
+    if "failed to poll from model repository" in error.message:  # several models perhaps: the log has each one's reason
+        error.hint = "the lines above say why; workbench lint DIR names every mistake, --fix mends most"
     sys.stderr.write(f"error: creating server: {kind} - {error}\n")
 
 
@@ -193,6 +202,8 @@ def _engine_options(args: argparse.Namespace) -> EngineOptions:
         lower_switch_interval=True,
         poll_s=args.repository_poll_secs if mode == "poll" else 0.0,
         config_name=args.model_config_name,
+        rate_limit=args.rate_limit,
+        rate_limit_resources=tuple(args.rate_limit_resource),
     )
 
 

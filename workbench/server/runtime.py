@@ -16,7 +16,7 @@ from typing import TypedDict, cast
 
 import psutil
 
-from workbench.errors import InvalidRequest, NotFound
+from workbench.errors import InvalidRequest, NotFound, NotReady
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -41,13 +41,35 @@ class ServerInfo(TypedDict):
 
 
 def directory() -> Path:
-    """The folder of runtime files; made, for the owner only, when it is missing."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    path = Path(state) / "serving-workbench" / "servers"
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """The folder of runtime files; made, for the owner only, when it is missing.
+
+    Raises:
+        NotReady: there is no such place, or it cannot be made.
+    """
+    try:
+        path = _state_home() / "serving-workbench" / "servers"
+    except RuntimeError as error:  # neither HOME nor an entry for the user, as in some containers
+        raise _unwritable("HOME", error) from error
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise _unwritable(str(path), error) from error
     with contextlib.suppress(OSError):
         path.chmod(0o700)
     return path
+
+
+def _state_home() -> Path:
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".local" / "state"  # a relative one does not count (XDG)
+
+
+def _unwritable(where: str, error: Exception) -> NotReady:
+    return NotReady(
+        f"the folder of running servers cannot be used: {error}",
+        where=where,
+        hint="set XDG_STATE_HOME to a directory that you may write",
+    )
 
 
 def check_name(name: str) -> str:
@@ -77,17 +99,20 @@ def write(info: ServerInfo) -> Path:
 
     Raises:
         InvalidRequest: the name cannot name a server.
-        OSError: the folder cannot be written.
+        NotReady: the folder cannot be written.
     """
     path = directory() / f"{check_name(info['name'])}.json"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")  # mode 0600
     try:
-        with os.fdopen(handle, "w") as stream:
-            json.dump(info, stream, indent=1)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")  # mode 0600
+        try:
+            with os.fdopen(handle, "w") as stream:
+                json.dump(info, stream, indent=1)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _unwritable(str(path), error) from error
     return path
 
 

@@ -128,13 +128,7 @@ class Engine(Server):
         A request that is refused at once is answered by a response with ``error``.
         """
 
-        def hand_over() -> None:
-            try:
-                self.engine.submit(request, on_response)
-            except WorkbenchError as error:
-                on_response(InferenceResponse(request.model_name, request.model_version, request.id, error=error))
-
-        self.engine.loop.call_soon_threadsafe(hand_over)
+        self.engine.post(request, on_response)
 
     @explained
     def config(self, model: str) -> ConfigView:
@@ -172,9 +166,9 @@ class Engine(Server):
 
     def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of this machine."""
-        from workbench.telemetry import sample
+        from workbench.telemetry import family, sample
 
-        return sample((os.getpid(),)).to_json()
+        return sample(family()).to_json()
 
     def close(self) -> None:
         """Stops the engine; running requests are finished first."""

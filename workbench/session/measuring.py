@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from workbench.errors import InvalidRequest, NotFound, Unsupported
 from workbench.export import ExportResult, ModelToExport, export_repository
 from workbench.profiling import Load, Measurer, Point, Progress, SweepJob, SweepOptions, SweepResult
 from workbench.profiling import sweep as run_sweep
+from workbench.profiling.sweeping import combinations
 from workbench.profiling.target import TargetProtocol
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
@@ -23,6 +26,7 @@ from workbench.session.results import ConfigView
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
+    from workbench.session.state import SessionState
 
 _LOAD_FIELDS = {item.name for item in fields(Load)} - {"kind", "concurrency", "rate", "distribution"}
 
@@ -144,13 +148,31 @@ def loads_of(
             hint=f"there are {', '.join(sorted(_LOAD_FIELDS | {'distribution'}))}",
         )
     common = {name: value for name, value in options.items() if name != "distribution"}
-    closed = [] if concurrency is None else [concurrency] if isinstance(concurrency, int) else list(concurrency)
-    opened = [] if rate is None else [rate] if isinstance(rate, int | float) else list(rate)
+    closed = _numbers("concurrency", concurrency, int)
+    opened = _numbers("rate", rate, float)
     if not closed and not opened:
         closed = [1]
     distribution = options.get("distribution", "poisson")
     loads = [Load.closed(int(value), **common) for value in closed]
-    return loads + [Load.open(float(value), distribution, **common) for value in opened]
+    return loads + [Load.open(value, distribution, **common) for value in opened]
+
+
+def _numbers(name: str, given: Any, kind: type[int] | type[float]) -> list[Any]:
+    """One number or several (also numpy's) as a list.
+
+    Raises:
+        InvalidRequest: something else.
+    """
+    if given is None:
+        return []
+    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    for value in values:
+        if not isinstance(value, Real) or (kind is int and not float(value).is_integer()):
+            raise InvalidRequest(
+                f"{name} must be {'whole numbers' if kind is int else 'numbers'}, got {value!r:.80}",
+                hint=f"write {name}=8 or {name}=[1, 8]",
+            )
+    return [kind(value) for value in values]
 
 
 def profile(
@@ -175,6 +197,7 @@ def sweep(
     inputs: Any = None,
     store: RunStore | str | Path | None = "runs",
     title: str = "",
+    kind: str = "sweep",
     resume: str = "",
     keep_samples: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
@@ -194,6 +217,7 @@ def sweep(
         inputs: what to send; None takes the model's example inputs.
         store: the directory of the run store; None stores nothing.
         title: what a person calls the run.
+        kind: what the run is stored as.
         resume: the id of a run of the store that was ended early: what it has is not measured again.
         keep_samples: store the stamps of every request and the server's records with each point.
         on_progress: hears of each point.
@@ -204,36 +228,44 @@ def sweep(
     Raises:
         ConfigError: a path of the grid that no configuration has.
         InvalidRequest: loads or values that make no sense.
+        NotReady: a sweep of the model runs already.
     """
     target = SessionTarget(server)
     loads = loads_of(concurrency, rate, options)
     _check_paths(server, model, grid)
     runs = RunStore(store) if isinstance(store, str | Path) else store
-    settings = SweepOptions(title=title, resume=resume, keep_samples=keep_samples)
+    settings = SweepOptions(title=title, kind=kind, resume=resume, keep_samples=keep_samples)
     session = server.session
     if not wait:
-
-        def hear(progress: Progress) -> None:
-            session.point_ended()
-            if on_progress is not None:
-                on_progress(progress)
-
-        job = SweepJob(
-            target, model, grid, loads, on_progress=hear, inputs=inputs, store=runs, options=settings, stop=stop
-        )
-        session.watch(job)
-        return job.start()
-    with session.measuring_window(), _bar(show_progress, model) as told:
-
-        def tell(progress: Progress) -> None:
-            told(progress)
-            session.point_ended()
-            if on_progress is not None:
-                on_progress(progress)
-
+        hear = _tell_all(session, on_progress)
+        end = session.begin_sweep(model)
+        try:
+            job = SweepJob(
+                target, model, grid, loads,
+                on_progress=hear, on_end=end, inputs=inputs, store=runs, options=settings, stop=stop,
+            )  # fmt: skip
+            session.watch(job)
+            return job.start()
+        except BaseException:
+            end()
+            raise
+    with contextlib.ExitStack() as stack:
+        stack.callback(session.begin_sweep(model))
+        stack.enter_context(session.measuring_window())
+        tell = _tell_all(session, stack.enter_context(_bar(show_progress, model)), on_progress)
         return run_sweep(
             target, model, grid, loads, inputs=inputs, store=runs, on_progress=tell, stop=stop, options=settings
         )
+
+
+def _tell_all(session: SessionState, *listeners: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
+    def tell(progress: Progress) -> None:
+        session.point_ended()
+        for listener in listeners:
+            if listener is not None:
+                listener(progress)
+
+    return tell
 
 
 def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> None:
@@ -241,8 +273,10 @@ def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) 
 
     Raises:
         ConfigError: the schema has no such path.
+        InvalidRequest: it is no grid.
         NotFound: there is no such model.
     """
+    combinations(grid)
     document = ConfigDocument.parse(server.config(model).text.encode(), model)
     for path in grid:
         document.locate(path)

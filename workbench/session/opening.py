@@ -142,7 +142,7 @@ def attach(name: str | None = None) -> WorkbenchServer:
 
 
 def connect(url: str, *, token: str | None = None) -> Server:
-    """Any running Triton or KServe v2 server: ``http://host:8000`` or ``grpc://host:8001``.
+    """Any running Triton or KServe v2 server: ``http://host:8000`` or ``grpc://host:8001``; ``host:8000`` is HTTP.
 
     With a ``token``, a server of the workbench on another machine, with everything that its control plane offers.
 
@@ -150,6 +150,8 @@ def connect(url: str, *, token: str | None = None) -> Server:
         ConnectionFailed: nothing answers there.
         InvalidRequest: the address has another scheme.
     """
+    if re.fullmatch(r"[^/:]+:\d+", url):
+        url = f"http://{url}"
     if not re.match(r"^(https?|grpcs?)://.", url):
         raise InvalidRequest(f"cannot connect to {url!r}", hint="write http://host:port or grpc://host:port")
     if token is not None:

@@ -14,6 +14,10 @@ from workbench.clock import monotonic_ns, sleep
 from workbench.errors import InvalidRequest, LoadFailed, NotFound
 from workbench.server import runtime
 
+# -P: a user's json.py beside the notebook must not be imported; hence this package's own path comes last, too.
+_BOOTSTRAP = "import sys; sys.path.append(sys.argv.pop(1)); from workbench.server.main import main; sys.exit(main())"
+_ROOT = Path(__file__).resolve().parents[2]
+
 
 class OwnedProcess:
     """A child that ends when this process does: the server watches the read end of a pipe that only we hold open."""
@@ -66,7 +70,7 @@ class NameTaken(InvalidRequest):
 def launch(
     arguments: Sequence[str], *, name: str, detached: bool, timeout_s: float
 ) -> tuple[runtime.ServerInfo, OwnedProcess | None]:
-    """Starts ``python -m workbench.server`` and waits until it is ready.
+    """Starts the server, as ``python -m workbench.server`` does, and waits until it is ready.
 
     Returns:
         its runtime file and, unless it is detached, the process.
@@ -75,7 +79,7 @@ def launch(
         NameTaken: there is a server of this name.
         LoadFailed: it ended before it was ready (its last lines are the ``where``), or took longer than ``timeout_s``.
     """
-    command = [sys.executable, "-m", "workbench.server", *arguments, "--name", name]
+    command = [sys.executable, "-P", "-c", _BOOTSTRAP, str(_ROOT), *arguments, "--name", name]
     log = _open_log(name)
     read_fd = write_fd = -1
     try:

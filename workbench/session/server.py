@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
+from workbench.client.http_client import encode_json
 from workbench.config import Edit, parse_edit
 from workbench.errors import InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
+from workbench.profiling.point import Point
 from workbench.protocol.datatypes import BY_WIRE
 from workbench.protocol.tensors import (
     InferenceRequest,
@@ -30,18 +32,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from workbench.export import ExportResult
-    from workbench.profiling import Point, SweepJob, SweepResult
+    from workbench.profiling import SweepJob, SweepResult
     from workbench.records import Event, RecordColumns
     from workbench.session.state import SessionState
 
 Kind = Literal["process", "kernel", "remote"]
-EditLike = Edit | str | Mapping[str, Any]
+EditLike = Edit | str | Mapping[str, Any] | Point
 
 _MAKING_SESSION = threading.Lock()  # one state a server, whichever thread asks first
 
 
 def as_edits(edits: Iterable[EditLike], fields: Mapping[str, Any]) -> list[Edit]:
-    """Edits from what a person writes: ``"path=json"``, ``{"path", "op", "value"}``, ``Edit``, and keyword fields.
+    """Edits from what a person writes: ``"path=json"``, ``{"path", "op", "value"}``, ``Edit``, a measured ``Point``
+    (its settings), and keyword fields.
 
     A keyword is a top-level field of the configuration (``max_batch_size=8``); ``__`` stands for a dot
     (``dynamic_batching__max_queue_delay_microseconds=500``).
@@ -55,12 +58,23 @@ def as_edits(edits: Iterable[EditLike], fields: Mapping[str, Any]) -> list[Edit]
             out.append(parse_edit(edit))
         elif isinstance(edit, Mapping):
             out.append(Edit.from_json(edit))
+        elif isinstance(edit, Point):
+            out += edit.edits()
         else:
             out.append(edit)
     out += [
         Edit(path.replace("__", "."), "remove" if value is None else "set", value) for path, value in fields.items()
     ]
-    return out
+    return [replace(edit, value=_plain(edit.value)) for edit in out]
+
+
+def _plain(value: Any) -> Any:
+    """A value with numpy's numbers and arrays as Python's: what a notebook computes is as good as what it writes."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class Server(ABC):
@@ -294,7 +308,7 @@ class Server(ABC):
         """
         from workbench.session.measuring import sweep
 
-        return sweep(self, model, grid or {}, wait=wait, **options)
+        return sweep(self, model, _plain(grid or {}), wait=wait, **options)
 
     def export(self, to: str | Path, **options: Any) -> ExportResult:
         """Writes the repository with the configurations as they are applied now, and ``provenance.json``."""
@@ -406,7 +420,12 @@ def _tensor(name: str, value: Any, datatype: str) -> Tensor:
     if row is None:
         return Tensor.from_numpy(name, np.asarray(value))
     if row.wire == "BYTES":
-        array = as_bytes_array(np.array(value, dtype=np.object_))
+        array = np.array(value, dtype=np.object_)
+        if any(isinstance(item, list | tuple) for item in array.flat):
+            raise InvalidRequest(
+                f"input {name!r} cannot be made {datatype}: its rows differ in length", where=f"value {value!r:.80}"
+            )
+        array = as_bytes_array(array)
         return Tensor(name, "BYTES", tuple(array.shape), array)
     try:
         array = np.asarray(value, dtype=row.numpy)
@@ -418,7 +437,11 @@ def _tensor(name: str, value: Any, datatype: str) -> Tensor:
 
 
 def config_json(config: Mapping[str, Any] | str | None) -> str | None:
-    """A configuration override as the load API wants it: JSON text, or None."""
+    """A configuration override as the load API wants it: JSON text, or None.
+
+    Raises:
+        InvalidRequest: it holds what JSON has no form for.
+    """
     if config is None or isinstance(config, str):
         return config
-    return json.dumps(config)
+    return encode_json(_plain(config)).decode()

@@ -118,6 +118,7 @@ class SessionState:
         self._polled = 0
         self._server_ahead = 0
         self._windows_open = 0
+        self._swept: set[str] = set()
         self._boundary = False
         self.sweeps: list[SweepJob] = []
 
@@ -256,6 +257,23 @@ class SessionState:
         """Between two points of a measurement, before the first and after the last: now telling disturbs nothing."""
         self._boundary = True
         self._wake.set()
+
+    def begin_sweep(self, model: str) -> Callable[[], None]:
+        """Takes a model for a sweep; gives the function that lets go of it.
+
+        Raises:
+            NotReady: another sweep has it: of two, the last to end would put back what the other had tried.
+        """
+        with self._lock:
+            if model in self._swept:
+                raise NotReady(f"a sweep of '{model}' runs already", hint="wait for it, or stop it first")
+            self._swept.add(model)
+
+        def end() -> None:
+            with self._lock:
+                self._swept.discard(model)
+
+        return end
 
     def watch(self, job: SweepJob) -> None:
         """Takes a sweep in the background into ``sweeps``; of those that have ended the latest are kept."""

@@ -96,7 +96,8 @@ class Sampler:
         if now - self._measured_ns >= _SHORTEST_NS:
             before, after = self._cpu_before, _cpu_times()
             total = after[1] - before[1]
-            if total > 0:
+            # The kernel counts in ticks of 10 ms: a share over a tick or two is noise.
+            if total >= _SHORTEST_NS / 1e9:
                 self._utilization = min(1.0, max(0.0, (after[0] - before[0]) / total))
                 self._cpu_before, self._measured_ns = after, now
         total_bytes = used_bytes = 0
@@ -179,3 +180,15 @@ def sample(pids: Iterable[int] = ()) -> DeviceSample:
 def gpu_note() -> str:
     """``no GPU here: ...`` with the reason; empty where there is a GPU."""
     return _shared().gpu_note
+
+
+def family(pid: int | None = None) -> tuple[int, ...]:
+    """A process and those that it has started: a server and the processes of its Python models.
+
+    ``pid`` None is this process. A process that is gone has no family.
+    """
+    try:
+        parent = psutil.Process(pid)
+        return (parent.pid, *(child.pid for child in parent.children(recursive=True)))
+    except psutil.Error:
+        return ()

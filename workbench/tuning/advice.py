@@ -46,12 +46,13 @@ def is_batching(config: Mapping[str, Any]) -> bool:
     return int(config.get("max_batch_size", 0)) > 1 and config.get("dynamic_batching") is not None
 
 
-def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None) -> Advice:
+def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None, batching_now: bool = False) -> Advice:
     """Advises from a sweep that holds points with batching and without, at the same load.
 
     Args:
         points: measured points of one model; those that are not valid do not count.
         p99_ms: only points with p99 within it count as a gain.
+        batching_now: whether the configuration in force batches: the advice is then to keep it, not to turn it on.
 
     Raises:
         InvalidMeasurement: there is no valid point of one of the two kinds at a common load.
@@ -62,7 +63,9 @@ def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None) -> 
     if not pairs:
         kinds = {is_batching(point.config) for point in usable}
         if p99_ms is not None and len(kinds) == 2:
-            return Advice("off", f"leave batching off: no batched configuration holds p99 <= {p99_ms:g} ms", 1.0, curve)
+            return Advice(
+                "off", f"leave batching off: no batched configuration holds p99 <= {p99_ms:.4g} ms", 1.0, curve
+            )
         raise InvalidMeasurement(
             "cannot advise on batching: it was not measured both with and without at the same load",
             hint="sweep dynamic_batching and max_batch_size, and include a point without",
@@ -74,11 +77,12 @@ def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None) -> 
         return Advice("off", text, on.throughput / off.throughput, curve)
     gain = on.throughput / off.throughput
     figures = f"{on.throughput:.0f} against {off.throughput:.0f} infer/s at {on.load.label} ({gain:.2g} ×)"
+    verb = "keep" if batching_now else "turn"
     separate = throughput_interval(on)[0] > throughput_interval(off)[1]
     if gain >= MINIMUM_GAIN and separate and _curve_agrees(curve):
-        return Advice("on", f"turn batching on: {figures}{_because(curve, pays=True)}", gain, curve)
+        return Advice("on", f"{verb} batching on: {figures}{_because(curve)}", gain, curve)
     unclear = ", too close to call" if gain >= MINIMUM_GAIN and not separate else ""
-    return Advice("off", f"leave batching off: {figures}{unclear}{_because(curve, pays=False)}", gain, curve)
+    return Advice("off", f"leave batching off: {figures}{unclear}{_because(curve)}", gain, curve)
 
 
 def _curve_agrees(curve: Mapping[int, float]) -> bool:
@@ -115,13 +119,16 @@ def service_curve(points: Sequence[Point]) -> dict[int, float]:
     return {rows: total / count for rows, (total, count) in sorted(totals.items()) if count >= MINIMUM_EXECUTIONS}
 
 
-def _because(curve: Mapping[int, float], *, pays: bool) -> str:
+def _because(curve: Mapping[int, float]) -> str:
     """The service curve in a clause: what a batch costs against a single row."""
     one = curve.get(1)
     if one is None or len(curve) < 2:
         return ""
     rows, ms = max(curve.items())
-    relation = "only" if pays else "already"
+    speedup = rows * one / ms
+    effect = (
+        f"{speedup:.1f} × as many rows in the same time" if speedup >= MINIMUM_GAIN else "no more rows in the same time"
+    )
     return (
-        f"; a batch of {rows} takes {relation} {ms / one:.1f} × as long as a single one ({ms:.1f} against {one:.1f} ms)"
+        f"; a batch of {rows} takes {ms / one:.1f} × as long as a single one ({ms:.1f} against {one:.1f} ms): {effect}"
     )
