@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from workbench.config import Edit
 from workbench.engine import InferenceEngine
 from workbench.errors import Code, LoadFailed, NotFound, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, RequestedOutput, Tensor
+from workbench.server import ServerOptions, serve_engine
 
 F = np.float32
 CHAIN = [step("double", "X", "t"), step("double", "t", "Y")]
@@ -146,6 +148,27 @@ def test_an_error_names_ensemble_and_step_and_counts_as_other(tmp_path: Path, ma
     assert len(gate.batches) == 1, "the second step was started after the first had failed"
     texts = [event.text for event in engine.events.after() if "step 0" in event.text]
     assert texts == ["ensemble 'chain' failed in step 0 ('gate'): in ensemble 'chain', this one is refused"]
+
+
+def test_metrics_are_tritons(chain: Path, make_engine: Any) -> None:
+    engine = make_engine(chain)
+    engine.infer(ask(rows=3), 10)
+    server = serve_engine(engine, ServerOptions(http_port=0, metrics_port=0))
+    try:
+        with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    finally:
+        server.close()
+    labels = 'model="chain",version="1"'
+    for line in (
+        f"nv_inference_request_success{{{labels}}} 1",
+        f"nv_inference_count{{{labels}}} 3",
+        f"nv_inference_exec_count{{{labels}}} 1",
+        'nv_inference_request_failure{model="chain",reason="OTHER",version="1"} 0',
+        f"nv_inference_pending_request_count{{{labels}}} 0",
+        f"nv_model_load_duration_secs{{{labels}}} 0",
+    ):
+        assert line in lines
 
 
 def test_f06_a_full_step_queue_answers(tmp_path: Path, make_engine: Any, gate: Gate) -> None:

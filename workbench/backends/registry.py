@@ -8,8 +8,14 @@ from workbench.backends.base import Backend
 from workbench.errors import InvalidRequest
 
 BACKENDS: dict[str, tuple[str, str]] = {
+    "dyna_sequence": ("workbench.backends.examples_sequence", "DynaSequenceBackend"),
+    "identity": ("workbench.backends.examples_identity", "IdentityBackend"),
+    "iterative_sequence": ("workbench.backends.examples_sequence", "IterativeSequenceBackend"),
     "onnxruntime": ("workbench.backends.onnxruntime", "OnnxRuntimeBackend"),
     "python": ("workbench.backends.python", "PythonBackend"),
+    "repeat": ("workbench.backends.examples_decoupled", "RepeatBackend"),
+    "sequence": ("workbench.backends.examples_sequence", "SequenceBackend"),
+    "square": ("workbench.backends.examples_decoupled", "SquareBackend"),
 }
 """Triton's backend name -> module and class."""
 

@@ -124,6 +124,10 @@ class EnsembleVersion(ModelVersion):
         self._starting = ticket
         try:
             self._begin(ticket, checked.rows if self.config.max_batch_size > 0 else 0)
+        except BaseException:  # whoever asked is told by it, and nothing waits for an answer
+            del self._open[ticket.id]
+            self._let_members_go(ticket)
+            raise
         finally:
             self._starting = None
         return ticket
@@ -333,6 +337,9 @@ class EnsembleVersion(ModelVersion):
             ticket.rows, "" if ticket.shape_key is None else ticket.shape_key, ticket.arrival, ticket.arrival, begun,
             begun, now, now, now, -1, "", status, text, ticket.id,
         )  # fmt: skip
+        self._let_members_go(ticket)
+
+    def _let_members_go(self, ticket: EnsembleTicket) -> None:
         for member in ticket.members:
             member.let_go()
         ticket.members = ()

@@ -144,7 +144,8 @@ def _families(engine: InferenceEngine, devices: telemetry.DeviceSample) -> Itera
         "nv_model_load_duration_secs",
         "gauge",
         "Model load time in seconds",
-        [(_of(key), row.load_s) for key, row in gauges.items() if key in known],
+        # an ensemble's stays 0 in Triton
+        [(_of(key), 0.0 if row.batching == "ensemble" else row.load_s) for key, row in gauges.items() if key in known],
     )
     yield from _device_families(devices)
 
