@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from workbench.backends.base import Execution, Instance, InstanceSpec
 from workbench.clock import Clock
@@ -39,8 +39,9 @@ class Run:
         self.batch = batch
         self.epoch = model.epoch
         if tickets is None:
-            tickets = cast("list[Ticket]", batch.items)
-        self.tickets: list[Ticket] = tickets
+            tickets = batch.items  # type: ignore[assignment]
+        assert tickets is not None
+        self.tickets = tickets
         self.finals: list[InferenceResponse | None] = [None] * len(tickets)
         self.finished = False
         self.started = 0
