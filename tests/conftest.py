@@ -34,7 +34,7 @@ def oracle(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sample_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample repository, built once for the whole run from the download cache. Read it; do not write to it."""
     from workbench.samples import SampleError, build
 
@@ -46,6 +46,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
             raise
         pytest.skip(f"the weights of the sample models cannot be downloaded here: {error.message}")
     return target
+
+
+@pytest.fixture(scope="session")
+def repository(sample_repository: Path) -> Path:
+    """The repository of a test that has no other: the sample repository."""
+    return sample_repository
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,8 +13,8 @@ from test_process import process
 @pytest.mark.full
 @pytest.mark.oracle
 @pytest.mark.timeout(400)
-def test_perf_analyzer_runs_to_the_end(oracle: Path, repository: Path) -> None:
-    with process(repository, "--model-control-mode=explicit", "--load-model=mlp_4096") as (child, ready):
+def test_perf_analyzer_runs_to_the_end(oracle: Path, sample_repository: Path) -> None:
+    with process(sample_repository, "--model-control-mode=explicit", "--load-model=mlp_4096") as (child, ready):
         done = subprocess.run(
             [
                 "timeout", "-s", "KILL", "300", str(oracle / "perf-analyzer"), "-m", "mlp_4096", "-u",
