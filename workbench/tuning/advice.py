@@ -63,9 +63,8 @@ def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None, bat
     if not pairs:
         kinds = {is_batching(point.config) for point in usable}
         if p99_ms is not None and len(kinds) == 2:
-            return Advice(
-                "off", f"leave batching off: no batched configuration holds p99 <= {p99_ms:.4g} ms", 1.0, curve
-            )
+            text = f"leave batching off: no batched configuration holds p99 <= {p99_ms:.4g} ms{_because(curve)}"
+            return Advice("off", text, 1.0, curve)
         raise InvalidMeasurement(
             "cannot advise on batching: it was not measured both with and without at the same load",
             hint="sweep dynamic_batching and max_batch_size, and include a point without",
@@ -76,7 +75,8 @@ def advise_batching(points: Sequence[Point], *, p99_ms: float | None = None, bat
         text = f"leave batching off: at {on.load.label} requests never waited together (mean batch {on.mean_batch:.2f})"
         return Advice("off", text, on.throughput / off.throughput, curve)
     gain = on.throughput / off.throughput
-    figures = f"{on.throughput:.0f} against {off.throughput:.0f} infer/s at {on.load.label} ({gain:.2g} ×)"
+    figures = f"{on.throughput:.0f} against {off.throughput:.0f} infer/s at {on.load.label}"
+    figures += f" ({gain:.2g} ×, mean batch {on.mean_batch:.1f})"
     verb = "keep" if batching_now else "turn"
     separate = throughput_interval(on)[0] > throughput_interval(off)[1]
     if gain >= MINIMUM_GAIN and separate and _curve_agrees(curve):
