@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test test-full lab check bench models clean
+.PHONY: demo test test-full soak lab check bench models clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,10 @@ test: $(STAMP)
 # Adds the heavy ones (the real tritonserver, perf_analyzer) and the long proofs at a tenth of their size.
 test-full: $(STAMP)
 	$(BIN)/python -m pytest -m full
+
+# The long proofs at full size: 10,000 random histories of each scheduler, the engine's own among them.
+soak: $(STAMP)
+	WORKBENCH_HISTORIES=$${WORKBENCH_HISTORIES:-10000} $(BIN)/python -m pytest -m soak --timeout 3600
 
 check: $(STAMP)
 	$(BIN)/ruff check .

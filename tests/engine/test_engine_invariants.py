@@ -10,6 +10,7 @@ import pytest
 from asking import Asked, Asker, wait_until
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
+from histories import HISTORIES
 from onnx_models import CONFIG, add_model, request, scale
 
 from workbench.config import Edit
@@ -118,7 +119,8 @@ def test_each_request_is_answered_exactly_once(gate: Gate, tmp_path: Path, make_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 100 + HISTORIES // 50))
 def test_long_histories(gate: Gate, tmp_path: Path, make_engine: Any, seed: int) -> None:
     add_model(tmp_path, "gate", config=GATE_CONFIG)
     add_model(tmp_path, "double", config=CONFIG)

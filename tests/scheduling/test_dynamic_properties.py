@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from histories import HISTORIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -436,11 +436,8 @@ def test_random_histories_agree_with_the_text_and_lose_nothing(
     play(given_settings, history)
 
 
-HISTORIES = int(os.environ.get("WORKBENCH_HISTORIES", "1000"))
-"""How many histories the long proof plays: its full size is ten times this."""
-
-
 @pytest.mark.full
+@pytest.mark.soak
 @settings(max_examples=HISTORIES, deadline=None, suppress_health_check=SLOW)
 @given(batcher_settings(), histories)
 def test_a_thousand_random_histories(given_settings: BatcherSettings, history: list[tuple[Any, ...]]) -> None:
@@ -448,6 +445,7 @@ def test_a_thousand_random_histories(given_settings: BatcherSettings, history: l
 
 
 @pytest.mark.full
+@pytest.mark.soak
 def test_a_thousand_histories_of_many_characters() -> None:
     for seed in range(10_000, 10_000 + HISTORIES):
         play_seed(seed)

@@ -7,13 +7,13 @@ and never come here.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from histories import HISTORIES
 
 from workbench.errors import Code
 from workbench.scheduling import (
@@ -632,10 +632,8 @@ def test_random_graphs_answer_what_they_should_in_order_and_never_hang() -> None
         play_seed(seed)
 
 
-GRAPHS = int(os.environ.get("WORKBENCH_HISTORIES", "1000"))
-
-
 @pytest.mark.full
+@pytest.mark.soak
 def test_a_thousand_random_graphs() -> None:
-    for seed in range(10_000, 10_000 + GRAPHS):
+    for seed in range(10_000, 10_000 + HISTORIES):
         play_seed(seed)

@@ -5,12 +5,12 @@ Without a test: 4.2's requests for a certain instance before those for any (late
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Hashable
 
 import pytest
 from google.protobuf import text_format
+from histories import HISTORIES
 
 from workbench.errors import ConfigError, InvalidRequest
 from workbench.scheduling import (
@@ -391,10 +391,8 @@ def test_random_histories_give_no_more_than_there_is_and_starve_nobody() -> None
         play_seed(seed)
 
 
-HISTORIES = int(os.environ.get("WORKBENCH_HISTORIES", "1000"))
-
-
 @pytest.mark.full
+@pytest.mark.soak
 def test_a_thousand_random_histories_of_the_rate_limiter() -> None:
     for seed in range(10_000, 10_000 + HISTORIES):
         play_seed(seed)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from histories import HISTORIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -536,11 +536,8 @@ def test_random_histories_of_iterative_models() -> None:
         play_seed(seed, iterative_sequence=True)
 
 
-HISTORIES = int(os.environ.get("WORKBENCH_HISTORIES", "1000"))
-"""How many histories the long proof plays: its full size is ten times this."""
-
-
 @pytest.mark.full
+@pytest.mark.soak
 def test_a_thousand_random_histories_of_sequences() -> None:
     for seed in range(10_000, 10_000 + HISTORIES):
         play_seed(seed, iterative_sequence=seed % 4 == 0)

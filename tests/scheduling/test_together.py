@@ -7,6 +7,9 @@ import random
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+import pytest
+from histories import HISTORIES
+
 from workbench.scheduling import (
     Batch,
     BatcherSettings,
@@ -120,6 +123,13 @@ def play(seed: int) -> None:
 
 def test_models_under_one_rate_limiter_serve_everything_and_come_to_rest() -> None:
     for seed in range(150):
+        play(seed)
+
+
+@pytest.mark.full
+@pytest.mark.soak
+def test_a_thousand_random_histories_of_several_models() -> None:
+    for seed in range(10_000, 10_000 + HISTORIES):
         play(seed)
 
 

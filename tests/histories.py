@@ -1,0 +1,8 @@
+"""How large the long proofs by random histories are."""
+
+from __future__ import annotations
+
+import os
+
+HISTORIES = int(os.environ.get("WORKBENCH_HISTORIES", "1000"))
+"""How many histories each long proof plays: a tenth of its full size, which `make soak` asks for."""
