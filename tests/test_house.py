@@ -182,8 +182,11 @@ def test_every_function_in_a_test_file_runs() -> None:
         for node in tree.body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("test_"):
                 continue
-            fixture = any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
-            if not fixture and node.name not in used:
+            # a fixture is called by its name in arguments, a case (tests/differential) by the test of its topic
+            registered = any(
+                part in ast.unparse(decorator) for decorator in node.decorator_list for part in ("fixture", "case(")
+            )
+            if not registered and node.name not in used:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} is never called")
     assert not wrong, "\n".join(wrong)
 

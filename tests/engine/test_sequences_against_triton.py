@@ -214,8 +214,8 @@ DIFFERENT = {
 def test_one_life(oracle: Path, tmp_path: Path, make_engine: Any) -> None:
     build(tmp_path / "real")
     build(tmp_path / "ours")
-    with real_triton(oracle, tmp_path / "real", tmp_path / "log", ["--model-control-mode=explicit"]) as url:
-        theirs = Talk(url, tmp_path / "real")
+    with real_triton(oracle, tmp_path / "real", tmp_path / "log", ["--model-control-mode=explicit"]) as real:
+        theirs = Talk(real.http, tmp_path / "real")
         life(theirs)
     engine: InferenceEngine = make_engine(tmp_path / "ours", gpus=(), load_models=())
     server = serve_engine(engine, ServerOptions(http_port=0, metrics_port=0))

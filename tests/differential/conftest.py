@@ -1,0 +1,48 @@
+"""The two servers of a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Side, Sides, Topic
+from real_triton import Addresses, real_triton
+
+from workbench.engine import EngineOptions, InferenceEngine
+from workbench.server import ServerOptions, serve_engine
+from workbench.server.arguments import parse
+
+
+@pytest.fixture(scope="module")
+def sides(request: pytest.FixtureRequest, oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    """A real Triton and the workbench over what the module's ``build`` writes, in explicit mode, nothing loaded."""
+    topic: Topic = request.module.TOPIC
+    folder = tmp_path_factory.mktemp(topic.prefix)
+    for name in ("theirs", "ours"):
+        (folder / name).mkdir()
+        request.module.build(folder / name)
+    flags = ["--model-control-mode=explicit", *topic.options]
+    with real_triton(oracle, folder / "theirs", folder / "triton.log", flags) as real:
+        engine = InferenceEngine(engine_options(folder / "ours", flags))
+        engine.start()
+        server = serve_engine(engine, ServerOptions())
+        try:
+            ours = Addresses(server.http_url.rstrip("/"), server.metrics_url)
+            yield Sides(Side("Triton", real, folder / "theirs"), Side("the workbench", ours, folder / "ours"))
+        finally:
+            server.close(5)
+            engine.stop(5)
+
+
+def engine_options(root: Path, flags: list[str]) -> EngineOptions:
+    """What tritonserver's flags say to an engine."""
+    args = parse([f"--model-repository={root}", *flags])
+    return EngineOptions(
+        (root,),
+        control_mode=args.model_control_mode,
+        load_models=tuple(args.load_model),
+        gpus=(),
+        rate_limit=args.rate_limit,
+        rate_limit_resources=tuple(args.rate_limit_resource),
+    )

@@ -1,0 +1,41 @@
+"""The table of all differential cases: ``python tests/differential/listing.py`` writes it to CASES.md."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TABLE = HERE / "CASES.md"
+HEAD = """# Cases of the differential suite
+
+Each case is one script that runs against a real Triton 2.51 and against the workbench; all that they say is equal, but
+for the rows in the last column. Written by `python tests/differential/listing.py`.
+
+| id | topic | what | difference and reason |
+|---|---|---|---|
+"""
+
+
+def topics() -> list[object]:
+    """The topic of every module here, by name of the file."""
+    for folder in (str(HERE), str(HERE.parent)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    modules = [importlib.import_module(path.stem) for path in sorted(HERE.glob("test_*.py"))]
+    return [module.TOPIC for module in modules if hasattr(module, "TOPIC")]
+
+
+def table() -> str:
+    """The text of CASES.md."""
+    lines = []
+    for topic in topics():
+        for case in sorted(topic.cases, key=lambda each: each.id):
+            reasons = "; ".join(f"`{part}`: {reason}" for part, reason in case.differs.items())
+            lines.append(f"| {case.id} | {topic.title} | {case.what} | {reasons} |\n")
+    return HEAD + "".join(lines)
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table())

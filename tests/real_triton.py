@@ -1,0 +1,57 @@
+"""A real Triton (2.51) over a repository."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a server listens: two URLs, and HOST:PORT for gRPC."""
+
+    http: str
+    metrics: str
+    grpc: str = ""
+
+
+@contextlib.contextmanager
+def real_triton(oracle: Path, repository: Path, log: Path, options: Sequence[str] = ()) -> Iterator[Addresses]:
+    """Starts tritonserver over a repository on free ports; gives the addresses, ends it at the end."""
+    http, metrics, grpc = _free_ports(3)
+    command = [
+        str(oracle / "real-tritonserver"), f"--model-repository={repository}", f"--http-port={http}",
+        f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false", *options,
+    ]  # fmt: skip
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, start_new_session=True, env=os.environ | {"REAL_TRITON_PIP": "numpy<2"}
+        )
+    try:
+        for _ in range(600):
+            assert process.poll() is None, log.read_text()[-3000:]
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2/health/live", timeout=2):
+                    break
+            except OSError:
+                threading.Event().wait(0.25)
+        yield Addresses(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics", f"127.0.0.1:{grpc}")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
