@@ -119,7 +119,7 @@ class History:
                     assert each.end - each.queue_start > timeout > 0
 
     def check_order(self, ran: pd.DataFrame, own: dict[int, int]) -> None:
-        """By level: first come, first served; what overstayed under DELAY follows, what did under REJECT is not here."""
+        """By level first come, first served; what overstayed under DELAY follows, what did under REJECT is not here."""
         last: dict[int, int] = {}
         for each in ran.sort_values("seq").itertuples():
             timeout, action = self.timeout(each.priority, own[each.seq])
