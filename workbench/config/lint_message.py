@@ -12,6 +12,7 @@ from workbench.config.findings import Fix, LintContext, Report, Severity
 from workbench.config.path import Edit
 from workbench.config.schema import Message
 from workbench.config.syntax import FieldNode, MessageNode, ScalarNode, elements, map_key
+from workbench.config.validation import warnings
 
 
 def lint_message(document: ConfigDocument, context: LintContext, report: Report) -> None:
@@ -218,6 +219,11 @@ def _eager(check: _Checker) -> None:
         check.say("ignored-setting", "hint", path, text, Fix("Remove it", (Edit(path, "remove"),)))
 
 
+def _warned(check: _Checker) -> None:
+    for problem in warnings(check.message):
+        check.say("ignored-setting", "warning", problem.path, problem.message)
+
+
 _RULES: tuple[Callable[[_Checker], None], ...] = (
     _batch_axis,
     _warmups,
@@ -228,5 +234,6 @@ _RULES: tuple[Callable[[_Checker], None], ...] = (
     _threads,
     _release,
     _placeholders,
+    _warned,
     _eager,
 )

@@ -239,6 +239,19 @@ def _metrics(message: Message) -> Iterator[Problem]:
             yield Problem(f"{place}.histogram_options.buckets", text)
 
 
+_HISTOGRAMS = ("nv_inference_first_response_histogram_ms",)
+"""The metrics whose buckets a model may choose (core ``metric_model_reporter.cc``)."""
+
+
+def warnings(message: Message) -> Iterator[Problem]:
+    """What Triton accepts with a warning in its log when a model is loaded; the texts are Triton's."""
+    for index, control in enumerate(message.model_metrics.metric_control):
+        family = control.metric_identifier.family
+        if family not in _HISTOGRAMS:
+            text = f"Metric family '{family}' in 'metric_identifier' is not a customizable metric in Triton core."
+            yield Problem(f"model_metrics.metric_control[{index}].metric_identifier.family", text)
+
+
 # instance groups
 
 

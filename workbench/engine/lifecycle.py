@@ -252,13 +252,8 @@ class Lifecycle:
             text = f"at least one version must be available under the version policy of model '{name}'"
             entry.poll_error, entry.versionless = text, not entry.versions
             raise LoadFailed(f"load failed for model '{name}': {text}\n", where=str(polled.source.directory))
-        for number in polled.missing:
-            core.events.append(
-                "log",
-                name,
-                f"version {number} is specified for model '{name}', but the version directory is not present",
-                level="warning",
-            )
+        for text in polled.warnings():
+            core.events.append("log", name, text, level="warning")
         ensemble = is_ensemble(polled.config)
         if ensemble:
             try:

@@ -6,14 +6,14 @@ repository``); *completing* asks the backend about inputs and outputs and fails 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.backends.base import Backend, ModelContext, ModelDescription
 from workbench.config import ConfigDocument, to_json
 from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
-from workbench.config.validation import validate
+from workbench.config.validation import validate, warnings
 from workbench.engine.completion import complete_from_description
 from workbench.engine.host import ModelHost
 from workbench.engine.instances import check_instance_count
@@ -34,6 +34,13 @@ class Polled:
     versions: tuple[int, ...]
     missing: tuple[int, ...] = ()
     overridden: bool = False
+
+    def warnings(self) -> Iterator[str]:
+        """What Triton's log warns of when this is loaded."""
+        for number in self.missing:
+            name = self.source.name
+            yield f"version {number} is specified for model '{name}', but the version directory is not present"
+        yield from (problem.message for problem in warnings(self.config))
 
 
 def poll_config(
@@ -58,13 +65,14 @@ def poll_config(
     config = complete_backend(document.message, source.name, first_files(source))
     gpus = gpus_of(config.backend)
     config = normalize(config, model_name=source.name, gpus=gpus)
-    # instance groups are checked with each version, when its backend is known (backend_model.cc)
     check_instance_count(config)
     check_warmup_size(config)
-    without_groups = type(config)()
-    without_groups.CopyFrom(config)
-    without_groups.ClearField("instance_group")
-    validate(normalize(without_groups, gpus=gpus), gpus=gpus, io=not options.auto_complete)
+    checked = type(config)()
+    checked.CopyFrom(config)
+    if not is_ensemble(config):
+        # instance groups are checked with each version, when its backend is known (backend_model.cc)
+        checked.ClearField("instance_group")
+    validate(normalize(checked, gpus=gpus), gpus=gpus, io=not options.auto_complete)
     if config.name != source.name:
         raise InvalidRequest(
             f"unexpected directory name '{source.name}' for model '{config.name}', directory name must equal model name"
