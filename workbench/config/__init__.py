@@ -14,7 +14,7 @@ Names are imported when first used: importing the package is cheap. ``message`` 
   one of none, live, instances, reload.
 - ``lint_config(document | bytes, triton_release="25.03", directory_name=None, cores=None)`` -> list of ``Finding(rule,
   severity, line, column, message, fix)``; ``apply_fixes(data, findings)`` -> bytes; ``fix_all(data)`` -> bytes and what
-  remains; ``RULES``: rule id -> explanation.
+  remains; ``RULES``: rule id -> ``Rule(severity, explanation, fix)``.
 
 The order when a model is loaded: ``complete_backend`` -> ``normalize`` -> ``validate(io=False)`` -> (the engine, from
 what the backend says of the model file) inputs and outputs -> ``normalize`` -> ``validate`` -> (the backend) the fit.
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
     from workbench.config.path import Edit, parse_edit, parse_path
     from workbench.config.problem import Problem
+    from workbench.config.rule import Rule
     from workbench.config.rules import RULES
     from workbench.config.syntax import ParseError
     from workbench.config.tokens import Span, SyntaxFault
@@ -51,6 +52,7 @@ _HOMES = {
     "ParseError": "syntax",
     "Problem": "problem",
     "RULES": "rules",
+    "Rule": "rule",
     "Span": "tokens",
     "SyntaxFault": "tokens",
     "ValidationError": "validation",
@@ -81,6 +83,7 @@ __all__ = [
     "LintContext",
     "ParseError",
     "Problem",
+    "Rule",
     "Span",
     "SyntaxFault",
     "ValidationError",

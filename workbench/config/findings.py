@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from workbench.config.path import Edit
+from workbench.config.rule import Severity
 from workbench.config.tokens import Positions
 from workbench.errors import ConfigError
 
-Severity = Literal["error", "warning", "hint"]
 Replacement = tuple[int, int, bytes]
 """Bytes ``start``..``end`` of the file become the third."""
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.config.document import ConfigDocument
-from workbench.config.findings import Fix, LintContext, Report, Severity
+from workbench.config.findings import Fix, LintContext, Report
 from workbench.config.path import Edit
+from workbench.config.rule import Severity
 from workbench.config.schema import Message
 from workbench.config.syntax import FieldNode, MessageNode, ScalarNode, elements, map_key
 from workbench.config.validation import warnings
