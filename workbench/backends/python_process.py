@@ -204,7 +204,7 @@ class ProcessInstance:
             raise wire.ProtocolError(f"a frame of unknown kind {frame.kind}")
 
     def _responses(self, frame: wire.Frame) -> None:
-        number, last, input_end, output_start, error, entries, kinds = frame.head
+        number, last, input_end, output_start, error, entries, kinds, back = frame.head
         flight = self._flights[number]
         execution = flight.execution
         buffer = self._channel.payload(frame) if frame.slab_id and self._channel is not None else frame.payload
@@ -243,6 +243,9 @@ class ProcessInstance:
         return [
             (
                 index,
+            if back:
+                execution.rescheduled = set(back)
+                still_open.difference_update(back)
                 InferenceResponse(
                     name, version, request.id, [Tensor(n, d, s, arrays[index]) for n, d, s, arrays in columns]
                 ),

@@ -179,6 +179,8 @@ class ThreadInstance:
         sink.left.wait()
         execution.input_end = max(batch.input_end, execution.compute_start)
         execution.output_start = max(batch.output_start, execution.input_end)
+        if batch.given_back:
+            execution.rescheduled = set(batch.given_back)
         if sink.error:
             raise BackendError(sink.error, where=self._runner.instance)
 

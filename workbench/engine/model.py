@@ -382,7 +382,7 @@ class ModelVersion:
         if failed is None:
             durations = (0, 0, 0) if run is None else run.durations()
             ticket.durations = durations
-            self.statistics.success(ticket.rows, now - ticket.arrival, start - ticket.arrival, durations)
+            self.statistics.success(ticket.rows, now - ticket.arrival, start - ticket.queue_start, durations)
         else:
             error = failed.error
             assert error is not None
@@ -393,7 +393,7 @@ class ModelVersion:
         core.records.add_request(
             self.name, self.version, ticket.epoch if run is None else run.epoch, request.id, request.client,
             request.parent_seq, request.priority, ticket.rows, "" if ticket.shape_key is None else ticket.shape_key,
-            ticket.arrival, ticket.arrival, start, input_end, output_start, compute_end, now, batch_seq, instance,
+            ticket.arrival, ticket.queue_start, start, input_end, output_start, compute_end, now, batch_seq, instance,
             status, text, ticket.id,
         )  # fmt: skip
         ticket.run = None

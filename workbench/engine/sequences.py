@@ -188,10 +188,12 @@ class SequenceVersion(ModelVersion):
         self._given_back.pop(batch.seq, None)
 
     def _give_back(self, run: Run, back: set[int]) -> None:
+        """Requests wait again; each execution of one counts as a success of its own, as Triton's backends report it."""
         now = self.core.clock()
         kept: set[int] = set()
         for index in sorted(back):
             ticket = run.tickets[index]
+            begun = run.execution.compute_start - ticket.queue_start
             if ticket.id < 0 or run.finals[index] is not None or run.error is not None:
                 continue
             if ticket.cancelled:
@@ -201,7 +203,9 @@ class SequenceVersion(ModelVersion):
             if isinstance(answer, RejectedItem):
                 run.finals[index] = InferenceResponse(self.name, self.version, error=_rejection(answer))
             else:
+                self.statistics.success(ticket.rows, now - ticket.arrival, begun, run.durations())
                 ticket.run = None
+                ticket.queue_start = now
                 kept.add(index)
         self._given_back[run.batch.seq] = kept
 

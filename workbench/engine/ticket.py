@@ -40,6 +40,7 @@ class Ticket(Item):
         "request",
         "run",
     )
+        "queue_start",
 
     durations: tuple[int, int, int]
     """Input, infer and output durations of a request that has succeeded; not set before."""
@@ -47,11 +48,14 @@ class Ticket(Item):
     def __init__(
         self, model: ModelVersion, request: InferenceRequest, on_response: OnResponse, seq: int, rows: int, now: int
     ) -> None:
+    queue_start: int
+    """When it came into the queue (ns); later than ``arrival`` where its model has given it back."""
+
         Item.__init__(self, seq, rows, request.priority, now, request.timeout)
         self.model = model
         self.request = request
         self.on_response = on_response
-        self.arrival = now
+        self.arrival = self.queue_start = now
         self.epoch = model.epoch
         self.run: Run | None = None
         self.cancelled = False

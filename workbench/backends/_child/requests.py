@@ -23,6 +23,7 @@ from workbench.backends._child.tensors import (
 )
 
 FINAL = 1
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 FLAG_SEQUENCE_START, FLAG_SEQUENCE_END = 1, 2
 DECOUPLED_HINT = "A model that sends any number of responses needs `model_transaction_policy { decoupled: true }`"
 
@@ -77,6 +78,7 @@ class Batch:
         "cancelled",
         "decoupled",
         "error",
+        "given_back",
         "input_end",
         "instance",
         "left",
@@ -102,6 +104,7 @@ class Batch:
         self.left = False
         self.decoupled = False
         self.error = ""
+        self.given_back: list[int] = []
         self.model = self.instance = ""
         self.input_end = self.output_start = 0
 
@@ -141,6 +144,7 @@ class Reply:
     closed = False
     held: InferenceResponse | None = None
     senders = False
+    back = False
 
     def __init__(self, batch: Batch, index: int) -> None:
         self.batch = batch
@@ -179,6 +183,19 @@ class Reply:
         batch.sink.emit(self.index, response, final)
         if final:
             batch.closed_one()
+
+    def give_back(self) -> None:
+        """The request is to be executed again (its release flag): this execution owes it no answer any more.
+
+        One that has had its last response is over; the flag then does nothing.
+        """
+        batch = self.batch
+        with batch.lock:
+            if self.closed or (self.sent and not batch.decoupled):
+                return
+            self.closed = True
+            batch.open -= 1
+            batch.given_back.append(self.index)
 
     def fail(self) -> bool:
         """Marks a request as answered by the batch's error; False where it has been answered."""
@@ -354,8 +371,10 @@ class InferenceRequest:
         self._flags = flags
 
     def set_release_flags(self, flags: int) -> None:
-        """How the request is released (TRITONSERVER_REQUEST_RELEASE_ALL)."""
+        """What becomes of the request after ``execute``: TRITONSERVER_REQUEST_RELEASE_ALL, or _RESCHEDULE."""
         self._release_flags = flags
+        if self._reply is not None:
+            self._reply.back = flags == RELEASE_RESCHEDULE
 
     def timeout(self) -> int:
         """The request's timeout in microseconds, 0 for none."""

@@ -132,6 +132,9 @@ class Runner:
                 result = self._run(result)
             batch.output_start = monotonic_ns()
             self._answer(requests, replies, result)
+            for reply in replies:
+                if reply.back:
+                    reply.give_back()
         except BaseException as error:
             batch.output_start = batch.output_start or monotonic_ns()
             self._fail(replies, batch, describe(error))
@@ -175,6 +178,11 @@ class Runner:
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(result)}\n"
             )
         for request, response in zip(requests, result):  # noqa: B905 - Python 3.9
+            if response is not None and request._reply.back:
+                raise ModelError(
+                    "Expected a None object in the execute function return list for reschduled request, found type "
+                    f"'{type(response)}'."
+                )
             if type(response) is InferenceResponse:
                 continue
             if response is None:
@@ -200,7 +208,7 @@ class Runner:
     def _check_silent(self, replies: list[Reply]) -> None:
         """A request that got neither a response nor a sender to send one through would never be answered."""
         for reply in replies:
-            if not reply.sent and not reply.senders:
+            if not reply.sent and not reply.senders and not reply.back:
                 raise ModelError(
                     f"Expected a list in the execute return, found type '{type(None)}'. The execute function of model "
                     f"'{self.args['model_name']}' (instance '{self.instance}') returned None and sent no response for "

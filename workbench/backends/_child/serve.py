@@ -42,7 +42,7 @@ class Responder:
             return
         packer = wire.Packer()
         only = (entry(index, response, final, packer),)
-        self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only, packer.kinds), packer)
+        self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only, packer.kinds, ()), packer)
 
     def emit_all(self, responses: list[InferenceResponse]) -> None:
         """The answers of all requests, in their order, at the end of the batch."""
@@ -59,7 +59,8 @@ class Responder:
         with self._lock:
             entries, packer = self._entries, self._packer
         packed, kinds = (None, self._kinds) if self._kinds is not None else (tuple(entries), packer.kinds)
-        head = (self.number, True, batch.input_end, batch.output_start, error, packed, kinds)
+        back = tuple(batch.given_back)
+        head = (self.number, True, batch.input_end, batch.output_start, error, packed, kinds, back)
         self._channel.send(wire.RESPONSES, head, packer)
 
 
