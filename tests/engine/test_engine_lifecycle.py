@@ -332,15 +332,6 @@ def test_files_given_with_the_load(repository: Path, make_engine: Any) -> None:
     assert {"name": "fresh", "version": "1", "state": "READY"} in engine.repository_index()
 
 
-def test_what_this_engine_does_not_serve_yet_is_said(repository: Path, make_engine: Any) -> None:
-    batch_input = 'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "n" data_type: TYPE_FP32 source_input: "x" }\n'
-    add_model(repository, "ragged", config=CONFIG + batch_input)
-    engine = make_engine(repository)
-    state, reason = states(engine)["ragged", "1"]
-    assert state == "UNAVAILABLE"
-    assert reason.startswith("Unsupported: model 'ragged' uses batch_input or batch_output")
-
-
 def test_unknown_backend(repository: Path, make_engine: Any) -> None:
     (repository / "x.unheard" / "1").mkdir(parents=True)
     engine = make_engine(repository)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from workbench.backends.base import (
     TensorSpec,
 )
 from workbench.backends.onnxruntime_config import check_fit, session_options, tensor_specs
+from workbench.backends.ragged import batch_inputs, batch_outputs, scatter
 from workbench.errors import BackendError, InternalError, InvalidRequest, NotReady
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 
@@ -68,6 +70,21 @@ def open_session(context: ModelContext, providers: Sequence[Any] = ("CPUExecutio
         return ort.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:
         raise InternalError(_error_text(error), where=str(path)) from error
+
+
+def run_once(model: bytes, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """What a graph makes of these inputs, all outputs in their order; on one thread, so that it is always the same.
+
+    Raises:
+        InternalError: ONNX Runtime refuses the graph or the inputs.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return list(session.run(None, feeds))
+    except Exception as error:
+        raise InternalError(_error_text(error)) from error
 
 
 def _providers(spec: InstanceSpec) -> list[Any]:
@@ -139,7 +156,8 @@ class _OnnxInstance:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
     ) -> None:
-        config = context.config
+        config = self._config = context.config
+        self._scattered = batch_outputs(config)
         self._clock = context.host.clock
         self._session: ort.InferenceSession | None = session
         self._batching = config.max_batch_size > 0
@@ -197,6 +215,8 @@ class _OnnxInstance:
                 feeds[name] = _to_text(name, array)
             elif len(spec.dims) != array.ndim:
                 feeds[name] = array.reshape(()) if not spec.dims else array.reshape(-1)
+        if self._config.batch_input:
+            feeds |= batch_inputs(self._config, requests)
         return feeds
 
     def _run_bf16(self, session: ort.InferenceSession, feeds: dict[str, NDArray[Any]]) -> list[Any]:
@@ -216,29 +236,31 @@ class _OnnxInstance:
 
     def _respond(self, execution: Execution, results: Sequence[Any]) -> None:
         requests = execution.requests
-        arrays: list[tuple[TensorSpec, NDArray[Any]]] = []
-        for spec, array in zip(self._outputs, results, strict=True):
-            if spec.datatype == "BYTES":
-                array = _to_bytes(array)
-            if not array.ndim:
-                array = array.reshape(self._scalar_shapes.get(spec.name, ()))
-            arrays.append((spec, array))
-        if len(requests) == 1:
-            execution.respond(0, self._response(requests[0], arrays))
-            return
-        rows = execution.rows
-        total = sum(rows)
-        for spec, array in arrays:
-            if array.shape[0] != total:
-                raise BackendError(
-                    f"output tensor '{spec.name}' has {array.shape[0]} rows for a batch of {total}",
-                    hint="the model does not keep the batch dimension; set max_batch_size: 0",
-                )
-        offset = 0
+        parts = [
+            (spec, self._dealt_out(spec, array, execution)) for spec, array in zip(self._outputs, results, strict=True)
+        ]
         for index, request in enumerate(requests):
-            end = offset + rows[index]
-            execution.respond(index, self._response(request, [(spec, array[offset:end]) for spec, array in arrays]))
-            offset = end
+            execution.respond(index, self._response(request, [(spec, arrays[index]) for spec, arrays in parts]))
+
+    def _dealt_out(self, spec: TensorSpec, array: NDArray[Any], execution: Execution) -> Sequence[NDArray[Any]]:
+        """An output's part for each request."""
+        requests, rows = execution.requests, execution.rows
+        if spec.datatype == "BYTES":
+            array = _to_bytes(array)
+        if spec.name in self._scattered:
+            return scatter(spec.name, array, *self._scattered[spec.name], requests)
+        if not array.ndim:
+            array = array.reshape(self._scalar_shapes.get(spec.name, ()))
+        if len(requests) == 1:
+            return [array]
+        total = sum(rows)
+        if array.shape[0] != total:
+            raise BackendError(
+                f"output tensor '{spec.name}' has {array.shape[0]} rows for a batch of {total}",
+                hint="the model does not keep the batch dimension; set max_batch_size: 0",
+            )
+        ends = accumulate(rows)
+        return [array[end - count : end] for end, count in zip(ends, rows, strict=True)]
 
     def _response(
         self, request: InferenceRequest, arrays: Sequence[tuple[TensorSpec, NDArray[Any]]]

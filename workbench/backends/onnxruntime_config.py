@@ -135,7 +135,7 @@ def check_fit(
     """
     sequence = config.sequence_batching
     made = [item.name for item in sequence.control_input] + [item.input_name for item in sequence.state]
-    expected = len(config.input) + len(made) + sum(len(item.target_name) for item in config.batch_input)
+    expected = len(config.input) + len(made) + len(config.batch_input)
     names = {spec.name for spec in overridable}
     required = sum(item.name not in names for item in config.input) + expected - len(config.input)
     if len(inputs) != required:
@@ -166,10 +166,12 @@ def check_fit(
     by_name = {spec.name: spec for spec in outputs}
     for state in sequence.state:
         _find(state.output_name, by_name, "output")
+    scattered = {name for item in config.batch_output for name in item.target_name}
     for item in config.output:
         spec = _find(item.name, by_name, "output")
         _check_datatype(config, item, spec, "output")
-        _check_dims(config, item, spec, exact=True)
+        if item.name not in scattered:  # Triton compares no shapes there: the batch's output may be flat
+            _check_dims(config, item, spec, exact=True)
 
 
 def _find(name: str, by_name: Mapping[str, TensorSpec], kind: str) -> TensorSpec:

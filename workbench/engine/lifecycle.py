@@ -29,7 +29,6 @@ from workbench.engine.prepare import (
     overlay,
     poll_config,
     read_document,
-    refuse_unserved,
 )
 from workbench.engine.sequences import make_version
 from workbench.errors import ConfigError, InternalError, InvalidRequest, LoadFailed, NotFound, WorkbenchError
@@ -327,7 +326,6 @@ class Lifecycle:
         if is_ensemble(polled.config):
             return self.composing.open(self.entry(name), polled, number)
         host = ModelHost(core, name, self._submit_nested)
-        refuse_unserved(polled.config)
         check_runtime(polled.config)
         backend = await core.on_loader(self.backend, polled.config.backend)
         gpus = self.gpus(polled.config.backend)

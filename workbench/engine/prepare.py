@@ -19,7 +19,7 @@ from workbench.engine.host import ModelHost
 from workbench.engine.instances import check_instance_count
 from workbench.engine.options import EngineOptions
 from workbench.engine.warmup import check_warmup_size
-from workbench.errors import InternalError, InvalidRequest, Unsupported
+from workbench.errors import InternalError, InvalidRequest
 from workbench.repository.models import ModelSource, select_versions
 
 
@@ -85,18 +85,6 @@ def poll_config(
 def is_ensemble(config: Any) -> bool:
     """Whether a configuration is an ensemble's."""
     return bool(config.platform == "ensemble")
-
-
-def refuse_unserved(config: Any) -> None:
-    """Refuses what this engine cannot serve yet, in clear words, instead of serving it wrongly.
-
-    Raises:
-        Unsupported: batch inputs and outputs.
-    """
-    if config.batch_input or config.batch_output:
-        raise Unsupported(
-            f"model '{config.name}' uses batch_input or batch_output, which this engine does not serve yet"
-        )
 
 
 def check_runtime(config: Any) -> None:
