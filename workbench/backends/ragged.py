@@ -1,4 +1,4 @@
-"""Batch inputs and batch outputs: what a model with ragged inputs is told of its batch, and how its output is dealt out.
+"""Batch inputs and batch outputs: what a ragged batch tells its model, and how the output is dealt out.
 
 Requests whose shapes differ run as one batch with ``allow_ragged_batch``: their elements follow each other in one
 1-D tensor. Kinds and shapes: model_config.proto (``BatchInput``, ``BatchOutput``) and Triton's backend utilities.
