@@ -67,3 +67,14 @@ def test_batching_is_turned_on_where_it_pays_and_the_names_do_not_matter(
     exchange(repository, exchanged)
     models = demo(exchanged, tmp_path / "demo2", capsys)
     assert (models["mlp_4096"]["batching"], models["magika"]["batching"]) == ("off", "on")
+
+
+def test_an_ensemble_is_not_tuned_but_what_it_is_made_of(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model-repository", str(repository), "--to", str(tmp_path / "demo"), "--model", "semantic_search"]
+    assert main(["demo", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert "'semantic_search' is an ensemble and has no batching of its own" in said
+    assert "tokenizer, minilm, vector_search" in said
+    assert not (tmp_path / "demo").exists()

@@ -10,8 +10,12 @@ import sys
 import threading
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from workbench.errors import NotFound
 from workbench.samples import BuildProgress, SampleError, build, model_names, sources_directory
@@ -56,7 +60,8 @@ def test_a_second_build_changes_no_file_and_needs_no_network(
     assert [model.name for model in models] == list(model_names())
     assert not any(model.built for model in models)
     assert [(step.model, step.message) for step in steps] == [(name, "up to date") for name in model_names()]
-    assert [(step.done, step.total) for step in steps] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    total = len(model_names())
+    assert [(step.done, step.total) for step in steps] == [(done, total) for done in range(1, total + 1)]
 
 
 def test_missing_weights_are_made_and_what_people_changed_stays(repository: Path, tmp_path: Path) -> None:
@@ -99,6 +104,39 @@ def test_an_older_recipe_is_built_again(tmp_path: Path) -> None:
     stamp.write_text(json.dumps({**now, "recipe": 0}))
     assert build(tmp_path, models=["tokenizer"])[0].built
     assert json.loads(stamp.read_text()) == now
+
+
+def _vectors(model: Path) -> np.ndarray[Any, Any]:
+    """The columns that vector_search searches in."""
+    (found,) = (each for each in onnx.load(str(model)).graph.initializer if each.name == "vectors")
+    return numpy_helper.to_array(found)
+
+
+def test_a_sentence_more_is_a_vector_more_and_the_others_stay_as_they_are(repository: Path, tmp_path: Path) -> None:
+    """Also: another build draws the same vectors from the seed."""
+    shutil.copytree(repository / "vector_search", tmp_path / "vector_search")
+    sentences = tmp_path / "vector_search" / "sentences.txt"
+    count = len(sentences.read_text().splitlines())
+    assert not build(tmp_path, models=["vector_search"])[0].built
+    with sentences.open("a") as file:
+        file.write("The lighthouse keeper counts the ships.\n")
+
+    assert build(tmp_path, models=["vector_search"])[0].built
+    assert not build(tmp_path, models=["vector_search"])[0].built
+    before = _vectors(repository / "vector_search" / "1" / "model.onnx")
+    after = _vectors(tmp_path / "vector_search" / "1" / "model.onnx")
+    assert before.shape == after.shape == (384, 100_000)
+    changed = np.abs(before - after).max(axis=0) > 1e-5
+    assert np.flatnonzero(changed).tolist() == [count]
+    np.testing.assert_allclose(np.linalg.norm(after, axis=0), 1, atol=1e-5)
+
+
+def test_the_ensemble_needs_nothing_but_its_version_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_index(monkeypatch)
+    (built,) = build(tmp_path, models=["semantic_search"], cache_dir=tmp_path / "empty")
+    assert (built.built, built.size) == (True, 0)
+    assert (tmp_path / "semantic_search" / "1").is_dir()
+    assert not build(tmp_path, models=["semantic_search"], cache_dir=tmp_path / "empty")[0].built
 
 
 def test_models_that_lie_under_each_others_names_are_left_there(repository: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from tritonclient.grpc import model_config_pb2
 from workbench.repository.example_inputs import load_example_inputs
 from workbench.samples import model_names
 
-ONNX_MODELS = ("mlp_4096", "magika", "minilm")
+ONNX_MODELS = ("mlp_4096", "magika", "minilm", "vector_search")
+BACKENDS = {"tokenizer": "python", "semantic_search": ""}
 
 
 def _config(repository: Path, name: str) -> Any:
@@ -51,10 +52,9 @@ def tokenizer(repository: Path) -> Tokenizer:
 def test_config_is_one_that_triton_loads_as_it_is(repository: Path, name: str) -> None:
     config = _config(repository, name)
     assert config.name == name
-    assert config.backend == ("python" if name == "tokenizer" else "onnxruntime")
-    assert [(group.count, group.kind) for group in config.instance_group] == [
-        (1, model_config_pb2.ModelInstanceGroup.KIND_CPU)
-    ]
+    assert config.backend == BACKENDS.get(name, "onnxruntime")
+    groups = [] if config.platform == "ensemble" else [(1, model_config_pb2.ModelInstanceGroup.KIND_CPU)]
+    assert [(group.count, group.kind) for group in config.instance_group] == groups
     for warmup in config.model_warmup:
         assert set(warmup.inputs) == {spec.name for spec in config.input}
         assert warmup.batch_size <= config.max_batch_size
@@ -89,11 +89,12 @@ def test_graph_and_config_agree_and_a_batch_answers_as_its_rows(repository: Path
     }
     for source in ("auto", "ranges"):
         (request,) = load_example_inputs(repository / name, _specs(config), seed=3, batch_size=3, source=source)  # type: ignore[arg-type]
-        (together,) = session.run(None, request)
-        assert np.isfinite(together).all()
+        together = session.run(None, request)
+        assert all(np.isfinite(output).all() for output in together)
         for row in range(3):
-            (alone,) = session.run(None, {key: array[row : row + 1] for key, array in request.items()})
-            np.testing.assert_allclose(together[row], alone[0], rtol=1e-4, atol=1e-5)
+            alone = session.run(None, {key: array[row : row + 1] for key, array in request.items()})
+            for batched, single in zip(together, alone, strict=True):
+                np.testing.assert_allclose(batched[row], single[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -167,6 +168,26 @@ def test_minilm_takes_any_length_to_512_and_padding_alone(minilm: onnxruntime.In
         assert _embed(minilm, [[101] * length]).shape == (1, 384)
     nothing = minilm.run(None, {name: np.zeros((2, 16), np.int64) for name in ("input_ids", "attention_mask")})[0]
     assert np.isfinite(nothing).all()
+
+
+def test_vector_search_finds_the_nearest_and_only_what_means_something_is_near(repository: Path) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    path = repository / "vector_search" / "1" / "model.onnx"
+    columns = numpy_helper.to_array(
+        next(each for each in onnx.load(str(path)).graph.initializer if each.name == "vectors")
+    )
+    sentences = (repository / "vector_search" / "sentences.txt").read_text().splitlines()
+    queries = np.concatenate([columns[:, [0, 7, len(sentences) - 1, 70_000]].T, -columns[:, :1].T])
+    ids, scores = _session(repository, "vector_search").run(["ids", "scores"], {"embedding": queries})
+    expected = queries @ columns
+    assert ids[:4, 0].tolist() == [0, 7, len(sentences) - 1, 70_000]
+    for row in range(len(queries)):
+        np.testing.assert_allclose(scores[row], np.sort(expected[row])[::-1][:10], atol=1e-5)
+        np.testing.assert_allclose(scores[row], expected[row, ids[row]], atol=1e-5)
+    # What is drawn from the seed lies far from every sentence.
+    assert (columns[:, : len(sentences)].T @ columns[:, len(sentences) :]).max() < 0.3
 
 
 def test_magika_tells_its_examples_apart(repository: Path) -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import numpy_helper
 from tokenizers import Tokenizer
 
 from workbench.clock import monotonic_ns
@@ -22,6 +25,8 @@ INPUTS = {
     "magika": [("bytes", "INT32", [2048])],
     "minilm": [("input_ids", "INT64", [-1]), ("attention_mask", "INT64", [-1])],
     "tokenizer": [("TEXT", "BYTES", [1])],
+    "vector_search": [("embedding", "FP32", [384])],
+    "semantic_search": [("TEXT", "BYTES", [1])],
 }
 
 
@@ -92,3 +97,45 @@ def test_tokenizer_and_minilm_together_know_what_texts_mean(engine: InferenceEng
     )
     assert embeddings[0] @ embeddings[1] == pytest.approx(0.755, abs=0.001)
     assert abs(embeddings[0] @ embeddings[2]) < 0.25
+
+
+QUESTIONS = {
+    "How do I reset my password?": "You can reset your password from the link on the sign-in page.",
+    "My parcel arrived broken.": "The parcel leaves our warehouse on the day of your order.",
+    "When do I get my money back?": "Refunds arrive in your bank account after three to five days.",
+    "The musicians prepare for the concert.": "The orchestra tuned its instruments before the concert.",
+    "How do I make requests share a batch?": "Batching lets several requests share one execution of the model.",
+}
+
+
+def _by_hand(repository: Path, texts: list[str]) -> tuple[Any, Any]:
+    """The pipeline without an engine: tokenizer, ONNX Runtime, numpy; ids and scores of the ten nearest."""
+    tokenizer = Tokenizer.from_file(str(repository / "tokenizer" / "1" / "tokenizer.json"))
+    tokenizer.enable_padding()
+    encoded = tokenizer.encode_batch(texts)
+    session = onnxruntime.InferenceSession(str(repository / "minilm" / "1" / "model.onnx"))
+    feeds = {"input_ids": [e.ids for e in encoded], "attention_mask": [e.attention_mask for e in encoded]}
+    embeddings = session.run(None, {name: np.array(rows, np.int64) for name, rows in feeds.items()})[0]
+    graph = onnx.load(str(repository / "vector_search" / "1" / "model.onnx")).graph
+    columns = numpy_helper.to_array(next(each for each in graph.initializer if each.name == "vectors"))
+    similarities = embeddings @ columns
+    ids = np.argsort(-similarities, axis=1)[:, :10]
+    return ids, np.take_along_axis(similarities, ids, axis=1)
+
+
+def test_semantic_search_is_its_steps_done_by_hand(engine: InferenceEngine, repository: Path) -> None:
+    questions = list(QUESTIONS)
+    ids, scores = _by_hand(repository, questions)
+    for texts, rows in ([questions, slice(None)], *([[text], slice(i, i + 1)] for i, text in enumerate(questions))):
+        answer = _infer(engine, "semantic_search", _texts(*(text.encode() for text in texts)))
+        np.testing.assert_allclose(answer.as_numpy("scores"), scores[rows], atol=1e-4)
+        assert answer.as_numpy("ids")[:, 0].tolist() == ids[rows][:, 0].tolist()
+
+
+def test_semantic_search_finds_the_sentence_that_a_person_would(engine: InferenceEngine, repository: Path) -> None:
+    sentences = (repository / "vector_search" / "sentences.txt").read_text().splitlines()
+    answer = _infer(engine, "semantic_search", _texts(*(text.encode() for text in QUESTIONS)))
+    assert [sentences[best] for best in answer.as_numpy("ids")[:, 0]] == list(QUESTIONS.values())
+    assert answer.as_numpy("scores")[:, 0].min() > 0.5
+    nonsense = _infer(engine, "semantic_search", _texts(b"qx zzv 8#")).as_numpy("scores")
+    assert nonsense.max() < 0.35

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx_models import add_model
 
+import workbench as wb
 from workbench.clock import sleep
 from workbench.errors import InvalidRequest, NotFound, NotReady, WorkbenchError
 from workbench.profiling import Load, Point, SweepResult
@@ -21,6 +23,19 @@ from workbench.session.server import Server
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.05, "min_requests": 5}
 ROW = [[1.0, 2.0, 3.0, 4.0]]
+TWICE = """\
+name: "twice"
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [
+  { model_name: "double" model_version: -1
+    input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
+  { model_name: "double" model_version: -1
+    input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
+] }
+"""
 
 
 def test_profile_measures_one_point_in_every_place(anywhere: Server) -> None:
@@ -243,6 +258,24 @@ def test_export_writes_what_is_applied(server: Server, tmp_path: Path) -> None:
         server.export(tmp_path / "other", models=["nope"])
     assert "there are broken, double, spare" in caught.value.hint
     assert not (tmp_path / "other").exists()
+
+
+def test_an_exported_ensemble_brings_its_models_as_they_are_tuned(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    add_model(root, "double")
+    add_model(root, "spare")
+    (root / "twice" / "1").mkdir(parents=True)
+    (root / "twice" / "config.pbtxt").write_text(TWICE)
+    with wb.Engine(root) as server:
+        server.configure("double", f"{DELAY}=777")
+        made = server.export(tmp_path / "bundle", models=["twice"])
+    assert sorted(path.name for path in made.repository.iterdir()) == ["double", "twice"]
+    assert "777" in (made.repository / "double" / "config.pbtxt").read_text()
+    assert (made.repository / "twice" / "1").is_dir()
+    with wb.Engine(made.repository) as again:
+        answer = again.infer("twice", {"x": np.ones((1, 4), np.float32)})
+    assert answer["y"].tolist() == [[4.0] * 4]
 
 
 def test_loads_may_be_numpys() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import InvalidMeasurement, NotFound
+from workbench.errors import InvalidMeasurement, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from workbench.profiling import Point
@@ -81,12 +81,14 @@ def run(args: argparse.Namespace) -> int:
     _build_if_missing(repository, args.model, say)
     outcomes: dict[str, Outcome] = {}
     with serve(repository, models=args.model or ("*",), name=None) as server:
-        models = _ready(server, args.model)
+        models, ensembles = _ready(server, args.model)
         for model in models:
             outcomes[model] = _tune(server, model, args, say)
+        if ensembles:
+            say(f"\n{', '.join(ensembles)}: batching is that of the models it is made of, which are tuned above")
         exported = server.export(
             to / "export",
-            models=models,
+            models=[*models, *ensembles],
             measured={model: outcome.to_json() for model, outcome in outcomes.items()},
             provenance={"demo": {"concurrency": args.concurrency, "p99_goal_ms": args.p99_ms}},
             overwrite=True,
@@ -123,7 +125,15 @@ def _build_if_missing(repository: Path, models: Sequence[str] | None, say: Any) 
         say(f"  {built}")
 
 
-def _ready(server: Server, wanted: Sequence[str] | None) -> list[str]:
+def _ready(server: Server, wanted: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The models to tune, and the ensembles, which batch nothing themselves.
+
+    Raises:
+        NotFound: a model that was asked for is not there or not ready.
+        InvalidRequest: one that was asked for is an ensemble.
+    """
+    from workbench.session.measuring import composing_models
+
     table = server.models()
     ready = [row.name for row in table if row.ready]
     for row in table:
@@ -132,7 +142,15 @@ def _ready(server: Server, wanted: Sequence[str] | None) -> list[str]:
     missing = [name for name in wanted or () if name not in ready]
     if missing:
         raise NotFound(f"no model {', '.join(missing)}", where=server.url, hint=f"there are {', '.join(ready)}")
-    return list(dict.fromkeys(ready))
+    ensembles = [name for name in dict.fromkeys(ready) if table[name].batching == "ensemble"]
+    if wanted is not None and ensembles:
+        steps = ", ".join(composing_models(server.config(ensembles[0]).effective))
+        raise InvalidRequest(
+            f"'{ensembles[0]}' is an ensemble and has no batching of its own",
+            where=server.url,
+            hint=f"tune what it is made of: {steps}",
+        )
+    return [name for name in dict.fromkeys(ready) if name not in ensembles], ensembles
 
 
 def _tune(server: Server, model: str, args: argparse.Namespace, say: Any) -> Outcome:

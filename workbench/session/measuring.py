@@ -323,7 +323,7 @@ def export(
     Args:
         server: a server whose repository is on this machine.
         to: the directory to make.
-        models: which; None takes all that are ready.
+        models: which; None takes all that are ready. The models that an ensemble is made of come with it.
         measured: figures for the provenance, by model.
         provenance: more for provenance.json.
         overwrite: replace an earlier export.
@@ -339,7 +339,7 @@ def export(
     if unknown:
         raise NotFound(f"no model {unknown[0]!r} to export", where=str(to), hint=f"there are {', '.join(known.names)}")
     chosen = []
-    for name in dict.fromkeys(names):
+    for name in _with_composing(server, names):
         directory = server.model_directory(name)
         if directory is None:
             raise Unsupported(
@@ -350,3 +350,21 @@ def export(
         chosen.append(ModelToExport(directory, server.config(name).text.encode(), dict((measured or {}).get(name, {}))))
     about = {"environment": capture_environment(), **(provenance or {})}
     return export_repository(chosen, to, provenance=about, overwrite=overwrite)
+
+
+def _with_composing(server: Server, names: Sequence[str]) -> list[str]:
+    """The models and what they are made of, each once: an ensemble alone would load nowhere."""
+    found: dict[str, None] = {}
+    left = list(names)
+    while left:
+        name = left.pop(0)
+        if name not in found:
+            found[name] = None
+            left += composing_models(server.config(name).effective)
+    return list(found)
+
+
+def composing_models(config: Mapping[str, Any]) -> list[str]:
+    """The models that an ensemble is made of, in the order of its steps; empty for another model."""
+    steps = (config.get("ensemble_scheduling") or {}).get("step", ())
+    return list(dict.fromkeys(str(step["model_name"]) for step in steps))
