@@ -72,6 +72,7 @@ def test_the_config_endpoint_is_tritons_to_the_letter() -> None:
     assert json.dumps(to_json(prepared(text, "a_dyn")), separators=(",", ":")) == ANSWER
 
 
+@pytest.mark.rule("1.2a", "1.2b", "1.2c", "3.7b")
 def test_preferred_sizes_and_idle_time() -> None:
     batching = 'backend: "python" max_batch_size: 8'
     assert list(prepared(batching + " dynamic_batching {}").dynamic_batching.preferred_batch_size) == [8]

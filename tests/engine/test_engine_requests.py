@@ -51,6 +51,7 @@ def test_answers(engine: InferenceEngine) -> None:
     np.testing.assert_array_equal(response.as_numpy("y"), np.full((3, 4), 3, F))
 
 
+@pytest.mark.rule("2.6e", "11.3c")
 @pytest.mark.parametrize(
     ("inputs", "fields", "text"),
     [
@@ -164,6 +165,7 @@ def test_requested_outputs_only(tmp_path: Path, make_engine: Any) -> None:
     assert names == [["y"], ["y", "z"], ["z"]]
 
 
+@pytest.mark.rule("1.3a", "1.3b")
 def test_batches_keep_every_row_apart(repository: Path, make_engine: Any) -> None:
     engine = make_engine(repository)
     asked = Asker(engine).send([request(rows=1 + index % 3, value=float(index)) for index in range(40)])
@@ -174,6 +176,7 @@ def test_batches_keep_every_row_apart(repository: Path, make_engine: Any) -> Non
     assert max(row["batch_size"] for row in stats["batch_stats"]) <= 8
 
 
+@pytest.mark.rule("1.11a")
 def test_shapes_do_not_mix_in_a_batch(tmp_path: Path, make_engine: Any) -> None:
     config = CONFIG.replace("dims: [ 4 ]", "dims: [ -1 ]")
     add_model(tmp_path, "double", config=config, model=identity(dims=("b", "n")))
@@ -199,6 +202,7 @@ def test_reshape_in_and_out(tmp_path: Path, make_engine: Any) -> None:
         np.testing.assert_array_equal(out.data, np.full((2, 1), index, F))
 
 
+@pytest.mark.rule("1.1c")
 def test_a_model_without_batching(tmp_path: Path, make_engine: Any) -> None:
     config = CONFIG.replace("max_batch_size: 8", "max_batch_size: 0").replace("dynamic_batching", "# dynamic_batching")
     config = config.replace("dims: [ 4 ]", "dims: [ 2, 4 ]")
@@ -239,6 +243,7 @@ def test_optional_inputs(tmp_path: Path, make_engine: Any) -> None:
     assert "expected number of inputs between 1 and 2 but got 0 inputs for model 'opt'" in error.message
 
 
+@pytest.mark.rule("11.3d")
 def test_a_failing_batch_does_not_poison_the_next(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     add_model(tmp_path, "gate", config=GATE_CONFIG)
     engine = make_engine(tmp_path)
@@ -268,6 +273,7 @@ def test_streams_end_with_their_final_response(gate: Gate, tmp_path: Path, make_
     assert engine.snapshot().version("gate").running == 0
 
 
+@pytest.mark.rule("1.17a", "1.17b", "11.3b")
 def test_cancelling(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     config = GATE_CONFIG.replace("max_batch_size: 8", "max_batch_size: 1")
     add_model(tmp_path, "gate", config=config)

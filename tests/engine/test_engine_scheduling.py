@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from asking import Asker, wait_until
 from gate_backend import CONFIG as GATE_CONFIG
 from gate_backend import Gate
@@ -40,6 +41,7 @@ def test_a_queue_delay_is_held_and_never_cut_short(repository: Path, make_engine
     assert engine.records.read().batches["reason"][-1] == "full"
 
 
+@pytest.mark.rule("2.2a")
 def test_priorities_overtake(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     config = one_by_one(GATE_CONFIG).replace(
         "dynamic_batching { }", "dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
@@ -57,6 +59,7 @@ def test_priorities_overtake(gate: Gate, tmp_path: Path, make_engine: Any) -> No
     assert [batch[0] for batch in gate.batches] == ["first", "high0", "high1", "low0", "low1", "low2"]
 
 
+@pytest.mark.rule("1.12a")
 def test_preserve_ordering_keeps_the_order_of_requests(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     """Two loop instances; the second ends first, its answer waits for the first one's."""
     config = one_by_one(LOOP).replace("count: 1", "count: 2")
@@ -77,6 +80,7 @@ def test_preserve_ordering_keeps_the_order_of_requests(gate: Gate, tmp_path: Pat
     assert (first.order, second.order, third.order) == (0, 1, 2)
 
 
+@pytest.mark.rule("1.12a")
 def test_preserve_ordering_holds_whatever_ends_first(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     """Four instances that end at random; answers, errors and streams come out whole, in the order of the requests."""
     chance = random.Random(3)

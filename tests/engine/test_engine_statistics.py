@@ -15,6 +15,7 @@ from onnx_models import add_model, request
 from workbench.errors import InvalidRequest
 
 
+@pytest.mark.rule("11.1a", "11.1b", "11.1c", "11.1d", "11.2a", "11.4", "11.5a")
 def test_statistics_follow_from_the_records(repository: Path, make_engine: Any) -> None:
     engine = make_engine(repository)
     for _ in range(5):
@@ -59,6 +60,7 @@ def test_statistics_follow_from_the_records(repository: Path, make_engine: Any) 
     assert stats["last_inference"] > 1_600_000_000_000
 
 
+@pytest.mark.rule("1.9d", "2.5a", "2.5b", "2.6c", "2.6d", "11.3a", "11.3b", "11.3c")
 def test_failures_by_reason_and_what_is_not_counted(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     config = GATE_CONFIG.replace("max_batch_size: 8", "max_batch_size: 1").replace(
         "dynamic_batching { }",
@@ -94,6 +96,7 @@ def test_failures_by_reason_and_what_is_not_counted(gate: Gate, tmp_path: Path, 
     assert np.median(late) < 60_000_000, "a timeout is answered when it expires, although all instances are busy"
 
 
+@pytest.mark.rule("11.8b")
 def test_unknown_models_and_versions(repository: Path, make_engine: Any) -> None:
     engine = make_engine(repository)
     with pytest.raises(InvalidRequest, match=r"^requested model 'nope' is not available$"):

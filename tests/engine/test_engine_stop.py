@@ -19,6 +19,7 @@ from workbench.engine import EngineOptions, InferenceEngine
 from workbench.errors import NotReady, WorkbenchError
 
 
+@pytest.mark.rule("1.16a")
 def test_running_requests_finish_and_new_ones_are_refused(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     add_model(tmp_path, "gate", config=GATE_CONFIG.replace("max_batch_size: 8", "max_batch_size: 1"))
     engine = make_engine(tmp_path)

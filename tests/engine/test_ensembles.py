@@ -49,6 +49,7 @@ def chain(repository: Path) -> Path:
 # ---- answers
 
 
+@pytest.mark.rule("11.6a", "11.6b", "11.6c", "11.6d")
 def test_a_chain_answers_and_counts_in_itself_and_in_its_steps(chain: Path, make_engine: Any) -> None:
     engine = make_engine(chain)
     response = engine.infer(ask(rows=3, value=1.5, id="r1"), 10)
@@ -67,6 +68,7 @@ def test_a_chain_answers_and_counts_in_itself_and_in_its_steps(chain: Path, make
     assert (shown.batching, shown.pending, shown.running, shown.instances) == ("ensemble", 0, 0, ())
 
 
+@pytest.mark.rule("2.1d", "5.4a", "5.4c")
 def test_steps_get_what_the_request_says_and_its_record_as_parent(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     gate.open.set()
     levels = "dynamic_batching { priority_levels: 5 default_priority_level: 3 }"
@@ -96,6 +98,7 @@ def test_tensors_go_from_step_to_step_without_a_copy(tmp_path: Path, make_engine
     assert np.shares_memory(response.as_numpy("Y"), request.inputs[0].data)
 
 
+@pytest.mark.rule("5.2b", "5.2c")
 def test_independent_steps_run_side_by_side_and_unneeded_ones_not_at_all(
     tmp_path: Path, make_engine: Any, gate: Gate
 ) -> None:
@@ -115,6 +118,7 @@ def test_independent_steps_run_side_by_side_and_unneeded_ones_not_at_all(
     assert stats(engine, "right")["inference_count"] == 2
 
 
+@pytest.mark.rule("5.3a")
 def test_batching_and_other_models_are_bridged(repository: Path, make_engine: Any) -> None:
     plain = CONFIG.replace("max_batch_size: 8", "max_batch_size: 0").partition("dynamic_batching")[0]
     add_model(repository, "plain", config=plain, model=scale(3.0, (4,)))
@@ -135,6 +139,7 @@ def test_an_ensemble_may_be_a_step_of_another(chain: Path, make_engine: Any) -> 
 # ---- errors
 
 
+@pytest.mark.rule("5.6a", "5.6c")
 def test_an_error_names_ensemble_and_step_and_counts_as_other(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     gate.open.set()
     add_gate(tmp_path)
@@ -171,6 +176,7 @@ def test_metrics_are_tritons(chain: Path, make_engine: Any) -> None:
         assert line in lines
 
 
+@pytest.mark.rule("5.8a")
 def test_f06_a_full_step_queue_answers(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     directory = add_gate(tmp_path)
     limited = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
@@ -191,6 +197,7 @@ def test_f06_a_full_step_queue_answers(tmp_path: Path, make_engine: Any, gate: G
     assert engine.snapshot().version("chain").running == 0
 
 
+@pytest.mark.rule("5.8b")
 def test_a_cancelled_request_cancels_its_steps(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     add_gate(tmp_path)
     add_ensemble(tmp_path, "chain", [step("gate", "X", "t"), step("gate", "t", "Y")])
@@ -219,6 +226,7 @@ def test_stopping_answers_what_is_open(tmp_path: Path, make_engine: Any, gate: G
 # ---- decoupled steps and limits
 
 
+@pytest.mark.rule("5.5b")
 def test_a_decoupled_step_makes_the_ensemble_decoupled(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     gate.open.set()
     add_gate(tmp_path, "many", decoupled=True)
@@ -232,6 +240,7 @@ def test_a_decoupled_step_makes_the_ensemble_decoupled(tmp_path: Path, make_engi
     assert asked.error is None
 
 
+@pytest.mark.rule("5.7a", "5.7b")
 @pytest.mark.parametrize("limit", [1, 2])
 def test_an_in_flight_limit_holds_the_producer_and_loses_nothing(
     tmp_path: Path, make_engine: Any, gate: Gate, limit: int, repository: Path
@@ -258,6 +267,7 @@ def loading(engine: InferenceEngine, name: str) -> str:
     return caught.value.message
 
 
+@pytest.mark.rule("5.9c", "5.9e")
 def test_loading_an_ensemble_loads_what_it_is_made_of(chain: Path, make_engine: Any) -> None:
     engine = make_engine(chain, load_models=())
     engine.load("chain")
@@ -270,6 +280,7 @@ def test_loading_an_ensemble_loads_what_it_is_made_of(chain: Path, make_engine: 
     assert engine.is_model_ready("double"), "a model that was loaded by name went with the ensemble"
 
 
+@pytest.mark.rule("5.1a", "5.1d", "5.10a", "5.10b", "5.10c", "5.10d")
 def test_what_cannot_be_loaded_says_why(chain: Path, make_engine: Any) -> None:
     add_model(chain, "broken", model=b"no model")
     add_model(chain, "unreadable", config="max_batch_size: {")
@@ -309,6 +320,7 @@ def test_what_cannot_be_loaded_says_why(chain: Path, make_engine: Any) -> None:
     assert engine.infer(ask(), 10).error is None
 
 
+@pytest.mark.rule("5.9d")
 def test_an_ensemble_goes_and_comes_back_with_its_models(chain: Path, make_engine: Any) -> None:
     engine = make_engine(chain)
     engine.unload("double")
@@ -335,6 +347,7 @@ def test_a_reloaded_step_is_used_at_once_and_starts_the_statistics_anew(chain: P
     assert stats(engine, "chain")["inference_stats"]["success"]["count"] == 1
 
 
+@pytest.mark.rule("5.1c")
 def test_a_request_keeps_the_steps_that_it_began_with(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     add_gate(tmp_path)
     add_ensemble(tmp_path, "chain", [step("gate", "X", "t"), step("gate", "t", "Y")])
@@ -347,6 +360,7 @@ def test_a_request_keeps_the_steps_that_it_began_with(tmp_path: Path, make_engin
     wait_until(lambda: gate.live == 0)
 
 
+@pytest.mark.rule("5.9b")
 def test_configuring_an_ensemble_loads_it_anew(chain: Path, make_engine: Any) -> None:
     engine = make_engine(chain)
     result = engine.configure("chain", [Edit("max_batch_size", "set", 4)])

@@ -41,6 +41,7 @@ def limited(make_engine: Any, root: Path, *limits: str, **options: Any) -> Infer
     return engine
 
 
+@pytest.mark.rule("4.1b")
 def test_models_that_share_a_resource_do_not_run_together(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     add_gate(tmp_path, "a", NEEDS_R % 1)
     add_gate(tmp_path, "b", NEEDS_R % 1)
@@ -59,6 +60,7 @@ def test_models_that_share_a_resource_do_not_run_together(tmp_path: Path, make_e
     assert gate.batches[-1] == ["b0"]
 
 
+@pytest.mark.rule("4.1a")
 def test_without_the_flag_resources_are_ignored(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     add_gate(tmp_path, "a", NEEDS_R % 1)
     add_gate(tmp_path, "b", NEEDS_R % 1)
@@ -69,6 +71,7 @@ def test_without_the_flag_resources_are_ignored(tmp_path: Path, make_engine: Any
         assert each.wait().error is None
 
 
+@pytest.mark.rule("4.2b")
 def test_a_priority_of_two_gets_half_the_turns(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     add_gate(tmp_path, "a", NEEDS_R % 1 + " priority: 1")
     add_gate(tmp_path, "b", NEEDS_R % 1 + " priority: 2")
@@ -81,6 +84,7 @@ def test_a_priority_of_two_gets_half_the_turns(tmp_path: Path, make_engine: Any,
     assert 37 <= turns.count("a") <= 43
 
 
+@pytest.mark.rule("4.4b")
 def test_a_limit_that_is_too_small_fails_the_load(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     add_gate(tmp_path, "a", NEEDS_R % 3)
     engine = limited(make_engine, tmp_path, "R:2", load_models=())

@@ -89,6 +89,7 @@ def refused(engine: InferenceEngine, request: InferenceRequest) -> WorkbenchErro
 # ---- ONNX models with controls and states
 
 
+@pytest.mark.rule("3.10a", "3.10b", "3.10e")
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 8 }"])
 def test_states_follow_their_sequences(tmp_path: Path, make_engine: Any, strategy: str) -> None:
     add_accumulator(tmp_path, strategy=strategy, count=2)
@@ -104,6 +105,7 @@ def test_states_follow_their_sequences(tmp_path: Path, make_engine: Any, strateg
     assert engine.snapshot().version("sum").batching == "sequence"
 
 
+@pytest.mark.rule("3.5b")
 def test_direct_keeps_rows_and_fills_free_ones_with_null_requests(tmp_path: Path, make_engine: Any) -> None:
     add_accumulator(tmp_path)
     engine = make_engine(tmp_path)
@@ -138,6 +140,7 @@ def test_requests_of_several_sequences_share_a_batch(tmp_path: Path, make_engine
     assert gate.batches == [["first"], ["s1", "s2", "s3"], ["t1", "t2", "t3"]]
 
 
+@pytest.mark.rule("3.10c", "3.10f")
 def test_an_initial_state_comes_from_its_file(tmp_path: Path, make_engine: Any) -> None:
     initial = 'initial_state { name: "init" data_type: TYPE_FP32 dims: 1 data_file: "start" }'
     add_accumulator(tmp_path, initial=initial)
@@ -167,6 +170,7 @@ def test_a_control_that_the_file_lacks_is_refused(tmp_path: Path, make_engine: A
 # ---- texts (3.1-3.3)
 
 
+@pytest.mark.rule("3.1", "3.2a", "3.2b")
 def test_what_is_refused(tmp_path: Path, make_engine: Any) -> None:
     add_accumulator(tmp_path)
     engine = make_engine(tmp_path)
@@ -193,6 +197,7 @@ def test_what_is_refused(tmp_path: Path, make_engine: Any) -> None:
 # ---- idle, backlog, cancelling
 
 
+@pytest.mark.rule("3.7a")
 def test_an_idle_sequence_frees_its_slot_for_the_backlog(tmp_path: Path, make_engine: Any) -> None:
     add_accumulator(tmp_path, size=1, more="max_sequence_idle_microseconds: 100000")
     engine = make_engine(tmp_path)
@@ -201,6 +206,7 @@ def test_an_idle_sequence_frees_its_slot_for_the_backlog(tmp_path: Path, make_en
     assert "must specify the START flag" in refused(engine, ask(1, 1)).message
 
 
+@pytest.mark.rule("3.8b", "3.8c")
 def test_a_sequence_times_out_in_the_backlog(tmp_path: Path, make_engine: Any) -> None:
     add_accumulator(tmp_path, size=1, more="max_sequence_idle_microseconds: 5000000")
     engine = make_engine(tmp_path)
@@ -227,6 +233,7 @@ def test_cancelling_answers_and_ends_the_sequence(tmp_path: Path, make_engine: A
 # ---- instances
 
 
+@pytest.mark.rule("3.13a")
 def test_an_instance_goes_when_its_sequences_have_ended(tmp_path: Path, make_engine: Any) -> None:
     add_accumulator(tmp_path, size=1, count=2, more="max_sequence_idle_microseconds: 5000000")
     engine = make_engine(tmp_path)
@@ -277,6 +284,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.rule("3.9a", "3.9b", "3.9d", "3.9e")
 def test_python_models_get_correlation_id_flags_and_controls(tmp_path: Path, make_engine: Any) -> None:
     kinds = {"START": "int32_false_true: [ 0, 1 ]", "END": "fp32_false_true: [ 0, 1 ]"}
     kinds |= {"READY": "bool_false_true: [ false, true ]", "CORRID": "data_type: TYPE_UINT64"}
@@ -303,6 +311,7 @@ def test_python_models_get_correlation_id_flags_and_controls(tmp_path: Path, mak
     ]
 
 
+@pytest.mark.rule("3.11a")
 def test_an_iterative_sequence_is_executed_until_it_is_not_given_back(
     tmp_path: Path, make_engine: Any, gate: Gate
 ) -> None:
@@ -317,6 +326,7 @@ def test_an_iterative_sequence_is_executed_until_it_is_not_given_back(
     assert engine.snapshot().version("gate").running == 0
 
 
+@pytest.mark.rule("3.11c")
 def test_giving_a_request_back_without_iterative_sequence_is_an_error(
     tmp_path: Path, make_engine: Any, gate: Gate
 ) -> None:

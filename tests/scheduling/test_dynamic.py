@@ -49,6 +49,7 @@ def taken(scheduler: Scheduler, at: int = 0) -> list[tuple[list[int], str]]:
 # ---- 1.1-1.3
 
 
+@pytest.mark.rule("1.1c")
 def test_1_1_without_dynamic_batching_each_request_is_a_batch_and_no_policy_applies() -> None:
     policy = QueuePolicy(default_timeout_microseconds=1, max_queue_size=1)
     direct = batcher(
@@ -64,6 +65,7 @@ def test_1_1_without_dynamic_batching_each_request_is_a_batch_and_no_policy_appl
     assert taken(direct, 10 * MS) == [([1], "direct"), ([2], "direct"), ([3], "direct")]
 
 
+@pytest.mark.rule("1.2a", "1.5.3")
 def test_1_2_without_preferred_sizes_max_batch_size_is_the_preferred_one() -> None:
     scheduler = batcher(max_batch_size=4, max_queue_delay_microseconds=100)
     put(scheduler, 1, 2, 3)
@@ -72,12 +74,14 @@ def test_1_2_without_preferred_sizes_max_batch_size_is_the_preferred_one() -> No
     assert taken(scheduler) == [([1, 2, 3, 4], "full")]
 
 
+@pytest.mark.rule("1.2c")
 def test_1_2_with_max_batch_size_0_requests_go_one_by_one_at_once() -> None:
     scheduler = batcher(max_batch_size=0, max_queue_delay_microseconds=100)
     put(scheduler, 1, 2)
     assert taken(scheduler) == [([1], "full"), ([2], "full")]
 
 
+@pytest.mark.rule("1.3b", "1.3c")
 def test_1_3_requests_of_several_rows_are_never_split_and_the_maximum_is_never_passed() -> None:
     scheduler = batcher(max_batch_size=8)
     put(scheduler, 1, 2, 3, rows=3)
@@ -88,6 +92,7 @@ def test_1_3_requests_of_several_rows_are_never_split_and_the_maximum_is_never_p
 # ---- 1.4
 
 
+@pytest.mark.rule("1.4a")
 def test_1_4a_the_first_request_is_taken_whatever_its_size() -> None:
     scheduler = batcher(max_batch_size=4, max_queue_delay_microseconds=100)
     put(scheduler, 1, rows=9)
@@ -95,6 +100,7 @@ def test_1_4a_the_first_request_is_taken_whatever_its_size() -> None:
     assert taken(scheduler) == [([1], "full")]
 
 
+@pytest.mark.rule("1.4b")
 def test_1_4b_beyond_the_largest_preferred_size_what_was_gathered_before_goes() -> None:
     scheduler = batcher(preferred_batch_sizes=(4,), max_queue_delay_microseconds=100)
     put(scheduler, 1, rows=3)
@@ -104,6 +110,7 @@ def test_1_4b_beyond_the_largest_preferred_size_what_was_gathered_before_goes() 
     assert scheduler.waiting == 1
 
 
+@pytest.mark.rule("1.4b")
 def test_1_4b_the_scan_goes_on_so_that_the_delay_of_all_that_fits_is_seen() -> None:
     """The old request of level 2 lies beyond the preferred size; its age sends all that fits into the maximum."""
     scheduler = batcher(
@@ -116,6 +123,7 @@ def test_1_4b_the_scan_goes_on_so_that_the_delay_of_all_that_fits_is_seen() -> N
     assert taken(scheduler, 100 * US) == [([4, 5, 1], "delay")]
 
 
+@pytest.mark.rule("1.4c", "1.5.3")
 def test_1_4c_a_request_that_does_not_fit_sends_what_is_there_and_is_not_skipped() -> None:
     scheduler = batcher(max_batch_size=8, max_queue_delay_microseconds=100)
     put(scheduler, 1, rows=5)
@@ -125,6 +133,7 @@ def test_1_4c_a_request_that_does_not_fit_sends_what_is_there_and_is_not_skipped
     assert taken(scheduler, 100 * US) == [([2, 3], "delay")]
 
 
+@pytest.mark.rule("1.4d", "1.5.3")
 @pytest.mark.parametrize(("key", "reason"), [("shape_key", "shapes"), ("input_set", "inputs")])
 def test_1_4d_other_shapes_or_inputs_send_what_is_there_and_are_not_skipped(key: str, reason: str) -> None:
     scheduler = batcher(max_batch_size=16, max_queue_delay_microseconds=500_000)
@@ -136,6 +145,7 @@ def test_1_4d_other_shapes_or_inputs_send_what_is_there_and_are_not_skipped(key:
     assert taken(scheduler, 500_000 * US) == [([3], "delay")]
 
 
+@pytest.mark.rule("1.4e")
 def test_1_4e_the_largest_reachable_preferred_size_wins() -> None:
     scheduler = batcher(max_batch_size=16, preferred_batch_sizes=(2, 4, 12), max_queue_delay_microseconds=100)
     put(scheduler, *range(7))
@@ -143,6 +153,7 @@ def test_1_4e_the_largest_reachable_preferred_size_wins() -> None:
     assert taken(scheduler, 100 * US) == [([6], "delay")]
 
 
+@pytest.mark.rule("1.4e")
 def test_1_4e_a_preferred_size_counts_rows_and_must_be_met_exactly() -> None:
     scheduler = batcher(preferred_batch_sizes=(4, 8), max_queue_delay_microseconds=100)
     put(scheduler, 1, rows=3)
@@ -155,6 +166,7 @@ def test_1_4e_a_preferred_size_counts_rows_and_must_be_met_exactly() -> None:
 # ---- 1.5-1.7
 
 
+@pytest.mark.rule("1.5.1")
 def test_1_5_1_a_preferred_size_leaves_exactly_and_the_rest_stays_queued() -> None:
     scheduler = batcher(preferred_batch_sizes=(4,), max_queue_delay_microseconds=100)
     put(scheduler, *range(6))
@@ -165,6 +177,7 @@ def test_1_5_1_a_preferred_size_leaves_exactly_and_the_rest_stays_queued() -> No
     assert scheduler.waiting == 2
 
 
+@pytest.mark.rule("1.5.2")
 def test_1_5_2_nothing_pending_gives_nothing() -> None:
     scheduler = batcher(default_queue_policy=QueuePolicy(default_timeout_microseconds=10))
     assert scheduler.acquire(0, 0) is None
@@ -173,6 +186,7 @@ def test_1_5_2_nothing_pending_gives_nothing() -> None:
     assert [r.id for r in scheduler.expire(11 * US)] == [1]
 
 
+@pytest.mark.rule("1.5.4")
 def test_1_5_4_the_delay_counts_from_the_oldest_and_is_over_when_its_age_reaches_it() -> None:
     scheduler = batcher(max_queue_delay_microseconds=100)
     put(scheduler, 1, at=0)
@@ -182,6 +196,7 @@ def test_1_5_4_the_delay_counts_from_the_oldest_and_is_over_when_its_age_reaches
     assert taken(scheduler, 100 * US) == [([1, 2], "delay")]
 
 
+@pytest.mark.rule("1.5.6")
 def test_1_5_6_waits_for_the_earlier_of_the_delay_and_the_next_timeout() -> None:
     policy = QueuePolicy(default_timeout_microseconds=90, allow_timeout_override=True)
     scheduler = batcher(max_queue_delay_microseconds=100, default_queue_policy=policy)
@@ -195,12 +210,14 @@ def test_1_5_6_waits_for_the_earlier_of_the_delay_and_the_next_timeout() -> None
     assert scheduler.next_deadline() is None
 
 
+@pytest.mark.rule("1.6a")
 def test_1_6_when_the_delay_is_over_preferred_sizes_are_ignored() -> None:
     scheduler = batcher(preferred_batch_sizes=(2, 4), max_queue_delay_microseconds=100)
     put(scheduler, *range(7))
     assert taken(scheduler, 100 * US) == [([0, 1, 2, 3, 4, 5, 6], "delay")]
 
 
+@pytest.mark.rule("1.6b", "1.5.4")
 def test_1_6_without_delay_what_waits_goes_and_preferred_sizes_only_cut_an_overlarge_queue() -> None:
     scheduler = batcher(preferred_batch_sizes=(4,))
     put(scheduler, 1, 2, 3)
@@ -209,12 +226,14 @@ def test_1_6_without_delay_what_waits_goes_and_preferred_sizes_only_cut_an_overl
     assert taken(scheduler) == [([0, 1, 2, 3], "full"), ([4, 5], "no_delay")]
 
 
+@pytest.mark.rule("1.7a")
 def test_1_7_one_request_above_the_largest_preferred_size_goes_at_once_alone() -> None:
     scheduler = batcher(preferred_batch_sizes=(2, 4), max_queue_delay_microseconds=100)
     put(scheduler, 1, rows=6)
     assert taken(scheduler) == [([1], "full")]
 
 
+@pytest.mark.rule("1.7b")
 def test_1_7_a_preferred_size_out_of_reach_waits_for_the_delay() -> None:
     scheduler = batcher(preferred_batch_sizes=(8,), max_queue_delay_microseconds=100)
     put(scheduler, 1, 2)
@@ -225,6 +244,7 @@ def test_1_7_a_preferred_size_out_of_reach_waits_for_the_delay() -> None:
 # ---- 1.8, 1.9: what late binding replaces
 
 
+@pytest.mark.rule("1.8a")
 def test_1_8_whoever_arrives_before_the_instance_asks_is_in_the_batch() -> None:
     """Triton hands 4 to a busy instance's queue; here the preferred size is chosen when the instance asks."""
     scheduler = batcher(preferred_batch_sizes=(4, 8))
@@ -233,6 +253,7 @@ def test_1_8_whoever_arrives_before_the_instance_asks_is_in_the_batch() -> None:
     assert taken(scheduler, 6 * MS) == [([1, 2, 3, 4, 5, 6, 7, 8], "full")]
 
 
+@pytest.mark.rule("1.8a")
 def test_1_8_an_acquired_batch_does_not_grow() -> None:
     scheduler = batcher()
     put(scheduler, 1)
@@ -241,6 +262,7 @@ def test_1_8_an_acquired_batch_does_not_grow() -> None:
     assert ids(batch) == [1]
 
 
+@pytest.mark.rule("1.9c", "2.6b")
 def test_1_9_whatever_is_not_running_counts_as_waiting() -> None:
     """Triton would form up to two batches per instance and let two more queues' worth in (without a queue policy)."""
     scheduler = batcher(max_batch_size=1, default_queue_policy=QueuePolicy(max_queue_size=2))
@@ -255,6 +277,7 @@ def test_1_9_whatever_is_not_running_counts_as_waiting() -> None:
     put(scheduler, 4)
 
 
+@pytest.mark.rule("1.9c")
 def test_1_9_a_request_of_higher_priority_overtakes_all_that_is_not_running() -> None:
     scheduler = batcher(max_batch_size=1, priority_levels=2, default_priority_level=2)
     put(scheduler, 1, 2, 3)
@@ -263,6 +286,7 @@ def test_1_9_a_request_of_higher_priority_overtakes_all_that_is_not_running() ->
     assert taken(scheduler, MS) == [([4], "full"), ([2], "full"), ([3], "full")]
 
 
+@pytest.mark.rule("1.9d")
 def test_1_9_a_timeout_is_answered_when_it_passes_though_no_instance_is_idle() -> None:
     scheduler = batcher(default_queue_policy=QueuePolicy(default_timeout_microseconds=100))
     put(scheduler, 1)
@@ -272,6 +296,7 @@ def test_1_9_a_timeout_is_answered_when_it_passes_though_no_instance_is_idle() -
     assert [r.id for r in scheduler.expire(10 + 100 * US + 1)] == [2]
 
 
+@pytest.mark.rule("1.9a")
 def test_1_9_settings_with_which_triton_forms_batches_ahead() -> None:
     assert BatcherSettings().prefetches_in_triton
     assert not BatcherSettings(priority_levels=1, default_priority_level=1).prefetches_in_triton
@@ -286,6 +311,7 @@ def test_1_9_settings_with_which_triton_forms_batches_ahead() -> None:
 # ---- 1.11, 1.16, 1.17
 
 
+@pytest.mark.rule("1.11f")
 def test_1_11_requests_with_equal_keys_share_a_batch() -> None:
     scheduler = batcher()
     put(scheduler, 1, 2, shape_key=(("X", (3,)),), input_set=frozenset({"X"}))
@@ -303,6 +329,7 @@ def test_draining_sends_without_waiting_and_still_takes_what_comes() -> None:
     assert taken(scheduler, 6) == [([1, 2], "drain")]
 
 
+@pytest.mark.rule("1.17a")
 @pytest.mark.parametrize("victim", [1, 2, 3])
 def test_1_17_a_cancelled_request_leaves_from_anywhere_in_the_queue(victim: int) -> None:
     scheduler = batcher()
@@ -343,6 +370,7 @@ def test_1_17_when_the_oldest_is_cancelled_the_delay_counts_from_the_next() -> N
 # ---- 2: priorities and queue policies
 
 
+@pytest.mark.rule("2.1a", "2.1c")
 def test_2_1_levels_count_from_1_and_others_fall_to_the_default() -> None:
     scheduler = batcher(max_batch_size=1, priority_levels=3, default_priority_level=2)
     for id, priority in enumerate([3, 0, 9, 2, 1]):
@@ -351,6 +379,7 @@ def test_2_1_levels_count_from_1_and_others_fall_to_the_default() -> None:
     assert order == [[4], [1], [2], [3], [0]]
 
 
+@pytest.mark.rule("2.1b")
 def test_2_1_without_levels_any_priority_is_ignored() -> None:
     scheduler = batcher(max_batch_size=1)
     item = Item(1, priority=7)
@@ -360,6 +389,7 @@ def test_2_1_without_levels_any_priority_is_ignored() -> None:
     assert [batch for batch, _ in taken(scheduler)] == [[1], [2]]
 
 
+@pytest.mark.rule("1.4-order", "2.2a", "2.2b", "2.2c")
 def test_2_2_levels_are_strict_with_their_delayed_before_the_next_and_a_batch_may_mix_them() -> None:
     policy = QueuePolicy("DELAY", default_timeout_microseconds=10)
     scheduler = batcher(priority_levels=2, default_priority_level=2, priority_queue_policy={1: policy})
@@ -369,6 +399,7 @@ def test_2_2_levels_are_strict_with_their_delayed_before_the_next_and_a_batch_ma
     assert taken(scheduler, 11 * US) == [([3, 1, 2], "no_delay")]
 
 
+@pytest.mark.rule("2.2d")
 def test_2_2_a_higher_arrival_reforms_what_was_about_to_wait() -> None:
     scheduler = batcher(
         preferred_batch_sizes=(3, 8), max_queue_delay_microseconds=100, priority_levels=2, default_priority_level=2
@@ -379,6 +410,7 @@ def test_2_2_a_higher_arrival_reforms_what_was_about_to_wait() -> None:
     assert taken(scheduler) == [([2], "preferred")]
 
 
+@pytest.mark.rule("2.3a", "2.3b", "2.6a")
 def test_2_3_a_level_has_its_own_policy_or_else_the_default_one() -> None:
     one, default = QueuePolicy(max_queue_size=1), QueuePolicy(max_queue_size=2)
     scheduler = batcher(
@@ -390,11 +422,13 @@ def test_2_3_a_level_has_its_own_policy_or_else_the_default_one() -> None:
     assert isinstance(scheduler.offer(Item(5, priority=2), 0), RejectedItem)
 
 
+@pytest.mark.rule("2.3c")
 def test_2_3_level_policies_are_ignored_without_levels() -> None:
     scheduler = batcher(priority_queue_policy={1: QueuePolicy(max_queue_size=1), 0: QueuePolicy(max_queue_size=1)})
     put(scheduler, 1, 2, 3, priority=1)
 
 
+@pytest.mark.rule("2.4a", "2.4-override", "2.4c")
 @pytest.mark.parametrize(
     ("default", "override", "asked", "applies"),
     [
@@ -421,6 +455,7 @@ def test_2_4_a_request_may_only_shorten_the_default_timeout(
         assert [r.id for r in scheduler.expire(deadline + 1)] == [1]
 
 
+@pytest.mark.rule("2.5a", "2.7")
 def test_2_5_reject_answers_tritons_text_once_and_the_request_never_runs() -> None:
     scheduler = batcher(default_queue_policy=QueuePolicy(default_timeout_microseconds=100))
     put(scheduler, 1)
@@ -431,6 +466,7 @@ def test_2_5_reject_answers_tritons_text_once_and_the_request_never_runs() -> No
     assert scheduler.next_deadline() is None
 
 
+@pytest.mark.rule("2.5c", "2.5d")
 def test_2_5_delay_puts_behind_in_order_of_arrival_without_further_timeout() -> None:
     policy = QueuePolicy("DELAY", default_timeout_microseconds=100, allow_timeout_override=True)
     scheduler = batcher(max_batch_size=2, default_queue_policy=policy)
@@ -467,6 +503,7 @@ def test_a_rejected_head_moves_the_end_of_the_delay() -> None:
     assert taken(scheduler, 59 * US) == []
 
 
+@pytest.mark.rule("2.5e", "2.6a", "2.6b")
 def test_2_6_max_queue_size_counts_queued_and_delayed_of_the_level_not_what_runs() -> None:
     policy = QueuePolicy("DELAY", default_timeout_microseconds=10, max_queue_size=2)
     scheduler = batcher(max_batch_size=1, default_queue_policy=policy)
@@ -479,6 +516,7 @@ def test_2_6_max_queue_size_counts_queued_and_delayed_of_the_level_not_what_runs
     assert isinstance(scheduler.offer(Item(4), 21 * US), RejectedItem)
 
 
+@pytest.mark.rule("2.6d")
 def test_2_6_and_18_1_a_refused_request_leaves_no_trace() -> None:
     scheduler = batcher(default_queue_policy=QueuePolicy(default_timeout_microseconds=100, max_queue_size=1))
     put(scheduler, 1)
@@ -488,6 +526,7 @@ def test_2_6_and_18_1_a_refused_request_leaves_no_trace() -> None:
     assert [r.id for r in scheduler.expire(10**9)] == [1]
 
 
+@pytest.mark.rule("2.7")
 def test_2_7_a_request_whose_time_is_up_makes_room_even_before_anybody_is_told() -> None:
     scheduler = batcher(default_queue_policy=QueuePolicy(default_timeout_microseconds=100, max_queue_size=1))
     put(scheduler, 1)
@@ -495,6 +534,7 @@ def test_2_7_a_request_whose_time_is_up_makes_room_even_before_anybody_is_told()
     assert [r.id for r in scheduler.expire(200 * US)] == [1]
 
 
+@pytest.mark.rule("1.9c")
 def test_18_3_prefetch_decides_in_triton_how_many_max_queue_size_admits_here_it_is_exact() -> None:
     scheduler = batcher(max_batch_size=1, default_queue_policy=QueuePolicy(max_queue_size=5))
     put(scheduler, 0)
@@ -653,6 +693,7 @@ def test_a_long_queue_costs_no_more_per_request_than_a_short_one() -> None:
 # ---- 1.15
 
 
+@pytest.mark.rule("1.15a")
 def test_1_15_the_test_hook_holds_batches_until_so_many_wait_once() -> None:
     scheduler = batcher(hold_until_queued=3, instances=1)
     put(scheduler, 1, 2)

@@ -91,6 +91,7 @@ def test_a_plan_names_steps_tensors_and_limits() -> None:
     assert made.steps[1].label == "step 1 ('b')"
 
 
+@pytest.mark.rule("5.2c")
 def test_5_2_steps_that_the_requested_outputs_do_not_need_are_not_needed() -> None:
     made = plan(
         ensemble(
@@ -121,6 +122,7 @@ def test_a_model_is_described_by_its_configuration() -> None:
 # ---- texts
 
 
+@pytest.mark.rule("5.1d")
 def test_5_1_the_ensembles_batch_may_not_be_larger_than_a_batching_steps() -> None:
     assert refusal(ensemble(*CHAIN), model("a", batch=4), model("b")) == (
         "ensemble ens allows maximum batch size 8, but it contains model a which only allows maximum batch size to be 4"
@@ -210,6 +212,7 @@ def test_10_32_every_input_is_mapped_unless_it_is_optional() -> None:
     assert plan(one, model("a", (tensor("IN"), tensor("ALSO", optional=True))))
 
 
+@pytest.mark.rule("5.10c")
 def test_5_10_models_that_are_missing_are_named() -> None:
     message = ensemble(*CHAIN)
     text = "ensemble ens contains models that are not available or ambiguous: a, b"
@@ -223,12 +226,14 @@ REPEAT = model("repeat", decoupled=True, batch=0)
 PLAIN = model("plain", "IN1 IN2", batch=0)
 
 
+@pytest.mark.rule("5.5a")
 def test_5_5_an_ensemble_is_decoupled_if_a_step_is() -> None:
     made = plan(ensemble(step("repeat", {"IN": "X"}, {"OUT": "Y"}), batch=0), REPEAT)
     assert made.decoupled
     assert made.steps[0].decoupled
 
 
+@pytest.mark.rule("5.5c")
 def test_5_5_inputs_of_one_step_stem_from_one_decoupled_step() -> None:
     message = ensemble(
         step("repeat", {"IN": "X"}, {"OUT": "t"}),
@@ -242,6 +247,7 @@ def test_5_5_inputs_of_one_step_stem_from_one_decoupled_step() -> None:
     )
 
 
+@pytest.mark.rule("5.5c")
 def test_5_5_nor_may_a_decoupled_input_be_joined_with_one_that_is_not() -> None:
     message = ensemble(
         step("repeat", {"IN": "X"}, {"OUT": "t"}), step("plain", {"IN1": "t", "IN2": "X"}, {"OUT": "v"}),
@@ -285,6 +291,7 @@ def loaded(*versions: int) -> Upstream:
     return Upstream(versions=frozenset(versions))
 
 
+@pytest.mark.rule("5.10a", "5.10b")
 @pytest.mark.parametrize(
     ("upstream", "text"),
     [
@@ -315,6 +322,7 @@ def test_5_10_a_step_without_version_asks_for_version_0() -> None:
     )
 
 
+@pytest.mark.rule("5.10d")
 def test_5_10_circles_are_named_for_each_ensemble_in_them() -> None:
     assert circular_dependencies({"a": ["b"], "b": ["a"]}) == {
         "a": "circular dependency between ensembles: a -> ... -> b -> a",
@@ -334,6 +342,7 @@ def test_5_10_every_ensemble_of_a_longer_circle_has_a_problem_and_looking_ends()
 # ---- shapes
 
 
+@pytest.mark.rule("5.3a", "5.3b")
 @pytest.mark.parametrize(
     ("dims", "batching", "batch", "shape", "result"),
     [

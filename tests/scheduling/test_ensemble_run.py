@@ -93,6 +93,7 @@ def only(actions: Sequence[Action]) -> Any:
 # ---- 5.2
 
 
+@pytest.mark.rule("5.2a")
 def test_5_2_a_step_starts_when_its_inputs_are_there_and_the_answer_is_the_last_steps() -> None:
     executor = EnsembleExecutor(chain())
     first = only(executor.begin("r", request()))
@@ -104,6 +105,7 @@ def test_5_2_a_step_starts_when_its_inputs_are_there_and_the_answer_is_the_last_
     assert executor.open_runs == 0
 
 
+@pytest.mark.rule("5.2a", "5.2b")
 def test_5_2_independent_steps_run_side_by_side_and_are_joined() -> None:
     plan = make_plan(make_step(0, "X", "a"), make_step(1, "X", "b"), make_step(2, "a b", "Y"))
     executor = EnsembleExecutor(plan)
@@ -114,6 +116,7 @@ def test_5_2_independent_steps_run_side_by_side_and_are_joined() -> None:
     assert values(join.inputs) == {"a": "A", "b": "B"}
 
 
+@pytest.mark.rule("5.2c")
 def test_5_2_steps_that_are_not_needed_for_the_requested_outputs_are_pruned() -> None:
     plan = make_plan(
         make_step(0, "X", "a"), make_step(1, "a", "Y"), make_step(2, "a", "b"), make_step(3, "b", "Z"), outputs="Y Z"
@@ -158,6 +161,7 @@ def test_5_2_nor_are_they_kept_for_steps_that_are_pruned() -> None:
 # ---- 5.3
 
 
+@pytest.mark.rule("5.3a", "5.3b")
 def test_5_3_a_batch_of_one_is_made_and_taken_off_between_batching_and_plain_steps() -> None:
     plan = make_plan(make_step(0, "X", "t", batching=False), make_step(1, "t", "Y"))
     executor = EnsembleExecutor(plan)
@@ -187,6 +191,7 @@ def test_5_3_what_fits_a_plain_step_as_it_is_stays_a_batch() -> None:
 # ---- 5.4
 
 
+@pytest.mark.rule("5.4b", "5.4f")
 def test_5_4_steps_get_the_requests_sequence_and_a_response_can_change_it_for_those_behind() -> None:
     plan = make_plan(make_step(0, "X", "t"), make_step(1, "t", "u"), make_step(2, "u", "Y"))
     executor = EnsembleExecutor(plan)
@@ -202,6 +207,7 @@ def test_5_4_steps_get_the_requests_sequence_and_a_response_can_change_it_for_th
     assert answer.sequence == other
 
 
+@pytest.mark.rule("5.4g")
 def test_5_4_an_output_that_a_step_does_not_return_counts_as_not_provided() -> None:
     plan = make_plan(make_step(0, "X", "a b"), make_step(1, "a b", "Y"))
     executor = EnsembleExecutor(plan)
@@ -234,6 +240,7 @@ def test_5_4_an_answer_tells_the_sequence_also_where_nobody_asked_for_one() -> N
 # ---- 5.5
 
 
+@pytest.mark.rule("5.5b")
 def test_5_5_each_response_of_a_decoupled_step_is_an_iteration_of_what_follows() -> None:
     executor = EnsembleExecutor(chain(decoupled=True))
     producer = only(executor.begin("r", request()))
@@ -256,6 +263,7 @@ def test_5_5_f20_answers_keep_the_order_of_the_producers_responses() -> None:
     assert [(values(a.outputs), a.final) for a in last] == [({"Y": "y1"}, False), ({"Y": "y2"}, True)]
 
 
+@pytest.mark.rule("5.5b")
 def test_5_5_branches_that_overtake_each_other_are_joined_by_iteration() -> None:
     plan = make_plan(
         make_step(0, "X", "t", decoupled=True), make_step(1, "t", "a"), make_step(2, "t", "b"), make_step(3, "a b", "Y")
@@ -286,6 +294,7 @@ def test_5_5_when_the_end_comes_after_the_last_answer_the_stream_is_finished_the
 # ---- 5.6
 
 
+@pytest.mark.rule("5.6a", "5.6b")
 def test_5_6_a_steps_error_ends_the_ensemble_with_its_name_after_the_steps_under_way() -> None:
     plan = make_plan(make_step(0, "X", "a"), make_step(1, "X", "b"), make_step(2, "a b", "Y"))
     executor = EnsembleExecutor(plan)
@@ -312,6 +321,7 @@ def test_5_6_an_error_within_a_stream_waits_for_its_end() -> None:
     assert isinstance(only(executor.respond(producer.token, None, final=True)), Fail)
 
 
+@pytest.mark.rule("5.6d")
 def test_5_6_a_dead_end_is_told() -> None:
     executor = EnsembleExecutor(chain())
     first = only(executor.begin("r", request(log_prefix="[request id: 5] ")))
@@ -323,6 +333,7 @@ def test_5_6_a_dead_end_is_told() -> None:
     )
 
 
+@pytest.mark.rule("5.6a")
 def test_5_6_a_start_that_was_not_carried_out_because_its_sibling_failed_is_abandoned() -> None:
     plan = make_plan(make_step(0, "X", "a"), make_step(1, "X", "b"), make_step(2, "a b", "Y"))
     executor = EnsembleExecutor(plan)
@@ -336,6 +347,7 @@ def test_5_6_a_start_that_was_not_carried_out_because_its_sibling_failed_is_aban
 # ---- 5.7
 
 
+@pytest.mark.rule("5.7a", "5.7b")
 def test_5_7_the_limit_of_a_step_is_shared_by_all_requests_first_come_first_served() -> None:
     executor = EnsembleExecutor(make_plan(make_step(0, "X", "Y"), limit=2))
     tokens = [started(executor.begin(run, request())).get(0) for run in "abcd"]
@@ -346,6 +358,7 @@ def test_5_7_the_limit_of_a_step_is_shared_by_all_requests_first_come_first_serv
     assert started(executor.respond(tokens[0], out(Y="y"), final=True)) != {}
 
 
+@pytest.mark.rule("5.7e")
 def test_5_7_room_is_made_by_the_final_response() -> None:
     executor = EnsembleExecutor(make_plan(make_step(0, "X", "Y", decoupled=True), limit=1))
     token = started(executor.begin("a", request()))[0]
@@ -366,6 +379,7 @@ def test_5_7_f20_a_producer_is_held_while_what_follows_cannot_keep_up() -> None:
     assert Resume(producer.token) in actions
 
 
+@pytest.mark.rule("5.7d")
 def test_5_7_a_failed_request_gives_its_place_in_the_queue_away() -> None:
     executor = EnsembleExecutor(chain(limit=1))
     first = only(executor.begin("a", request()))
@@ -379,6 +393,7 @@ def test_5_7_a_failed_request_gives_its_place_in_the_queue_away() -> None:
 # ---- 5.8
 
 
+@pytest.mark.rule("5.8a")
 def test_5_8_f06_a_step_that_refuses_its_request_fails_the_ensemble() -> None:
     executor = EnsembleExecutor(chain())
     first = only(executor.begin("r", request()))
@@ -389,6 +404,7 @@ def test_5_8_f06_a_step_that_refuses_its_request_fails_the_ensemble() -> None:
     assert executor.open_runs == 0
 
 
+@pytest.mark.rule("5.8b")
 def test_5_8_cancelling_cancels_what_is_under_way_and_starts_nothing_more() -> None:
     executor = EnsembleExecutor(chain())
     first = only(executor.begin("r", request()))

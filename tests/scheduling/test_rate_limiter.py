@@ -52,6 +52,7 @@ def turns(arbiter: RateLimiter, keys: list[str], count: int) -> list[Hashable]:
 # ---- 4.1
 
 
+@pytest.mark.rule("4.1a")
 def test_4_1_switched_off_resources_and_priorities_are_ignored() -> None:
     arbiter = RateLimiter([ResourceLimit("R", 0)], enabled=False)
     for key in ("a", "b"):
@@ -59,11 +60,13 @@ def test_4_1_switched_off_resources_and_priorities_are_ignored() -> None:
         assert arbiter.stage(key, 0) == [key]
 
 
+@pytest.mark.rule("4.1c")
 @pytest.mark.parametrize(("text", "limit"), [("R1:10", ResourceLimit("R1", 10)), ("R2:5:0", ResourceLimit("R2", 5, 0))])
 def test_4_1_the_option_is_read(text: str, limit: ResourceLimit) -> None:
     assert parse_resource_limit(text) == limit
 
 
+@pytest.mark.rule("4.1c")
 @pytest.mark.parametrize("text", ["R1", "R1:x", "R1:1:2:3", "R1:1:gpu", ""])
 def test_4_1_another_form_of_the_option_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
@@ -77,6 +80,7 @@ def test_4_1_another_form_of_the_option_is_refused(text: str) -> None:
 # ---- 4.2
 
 
+@pytest.mark.rule("4.2a")
 def test_4_2_needs_and_priority_are_read_from_the_instance_group() -> None:
     pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     text = """rate_limiter { priority: 2 resources [ { name: "A" count: 3 }, { name: "B" global: true count: 1 } ] }"""
@@ -84,6 +88,7 @@ def test_4_2_needs_and_priority_are_read_from_the_instance_group() -> None:
     assert rate_limiter_needs(group, 1) == ((ResourceNeed("A", 3, 1), ResourceNeed("B", 1, None)), 2)
 
 
+@pytest.mark.rule("4.2b")
 def test_4_2_priority_2_gets_half_the_turns_of_priority_1() -> None:
     """tritonserver 2.51, both always with work: 60 against 30 in 90 turns."""
     arbiter = limiter(("one", {"R": 1}, 1), ("two", {"R": 1}, 2))
@@ -91,6 +96,7 @@ def test_4_2_priority_2_gets_half_the_turns_of_priority_1() -> None:
     assert abs(got.count("one") - 60) <= 1
 
 
+@pytest.mark.rule("4.2a")
 def test_4_2_priority_0_is_1() -> None:
     arbiter = limiter(("zero", {"R": 1}, 0), ("one", {"R": 1}, 1))
     assert abs(turns(arbiter, ["zero", "one"], 100).count("zero") - 50) <= 1
@@ -115,6 +121,7 @@ def test_4_2_a_turn_without_a_batch_is_not_counted() -> None:
 # ---- 4.3
 
 
+@pytest.mark.rule("4.3b", "4.3c")
 def test_4_3_all_resources_are_taken_at_once_or_none() -> None:
     arbiter = limiter(("a", {"R": 1}, 1), ("b", {"R": 1, "Q": 1}, 1))
     assert arbiter.stage("a", 0) == ["a"]
@@ -124,6 +131,7 @@ def test_4_3_all_resources_are_taken_at_once_or_none() -> None:
     assert (arbiter.free((None, "R")), arbiter.free((None, "Q"))) == (0, 0)
 
 
+@pytest.mark.rule("4.3a")
 def test_4_3_what_is_first_keeps_what_it_lacks_from_those_behind() -> None:
     """Triton's head-of-line rule, where it serves a purpose: a big one is not starved by small ones."""
     arbiter = limiter(("big", {"R": 3}, 1), *[(f"small{n}", {"R": 1}, 1) for n in range(3)])
@@ -176,6 +184,7 @@ def test_4_3_an_urgent_nested_call_gets_even_what_is_kept_for_others() -> None:
 # ---- 4.4
 
 
+@pytest.mark.rule("4.4a")
 def test_4_4_an_undeclared_resource_is_as_much_as_the_greatest_need() -> None:
     arbiter = limiter(("a", {"R": 2}, 1), ("b", {"R": 5}, 1))
     assert arbiter.capacity == {(None, "R"): 5}
@@ -183,6 +192,7 @@ def test_4_4_an_undeclared_resource_is_as_much_as_the_greatest_need() -> None:
     assert arbiter.capacity == {(None, "R"): 2}
 
 
+@pytest.mark.rule("4.4b")
 def test_4_4_a_declared_limit_that_is_too_small_fails_the_load() -> None:
     arbiter = RateLimiter([ResourceLimit("R", 3)])
     with pytest.raises(ConfigError) as raised:
@@ -216,6 +226,7 @@ def test_4_4_resources_of_two_devices_are_two() -> None:
         assert arbiter.stage(device, 0) == [device]
 
 
+@pytest.mark.rule("4.4c")
 def test_4_4_one_name_may_not_be_both_global_and_of_a_device() -> None:
     arbiter = RateLimiter()
     arbiter.register("a", [ResourceNeed("R", 1)])
@@ -398,6 +409,7 @@ def test_a_thousand_random_histories_of_the_rate_limiter() -> None:
         play_seed(seed)
 
 
+@pytest.mark.rule("4.2b", "4.3a")
 def test_with_one_shared_resource_the_order_is_tritons() -> None:
     """Everybody needs all of it: then head-of-line and our rule are the same."""
     for seed in range(50):

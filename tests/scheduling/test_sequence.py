@@ -84,6 +84,7 @@ def run_all(scheduler: Scheduler, at: int = 0, instance: int = 0) -> list[list[i
 # ---- 3.1-3.3
 
 
+@pytest.mark.rule("3.1")
 @BOTH
 def test_3_1_a_request_of_several_rows_is_refused(make: Any) -> None:
     assert ask(make(), 1, 7, "S", rows=2) == RejectedItem(
@@ -94,6 +95,7 @@ def test_3_1_a_request_of_several_rows_is_refused(make: Any) -> None:
     )
 
 
+@pytest.mark.rule("3.2a")
 @BOTH
 @pytest.mark.parametrize("no_id", [0, ""])
 def test_3_2_a_request_without_correlation_id_is_refused(make: Any, no_id: int | str) -> None:
@@ -101,6 +103,7 @@ def test_3_2_a_request_without_correlation_id_is_refused(make: Any, no_id: int |
     assert ask(make(), 1, no_id, "S") == RejectedItem(1, "invalid", text, id_prefix=False)
 
 
+@pytest.mark.rule("3.2b")
 @BOTH
 @pytest.mark.parametrize("sequence", [7, "seven"])
 def test_3_2_the_first_request_must_have_start(make: Any, sequence: int | str) -> None:
@@ -114,6 +117,7 @@ def test_3_2_the_first_request_must_have_start(make: Any, sequence: int | str) -
     assert ask(scheduler, 3, sequence).message == text, "after END the sequence is over, even if it has not run"
 
 
+@pytest.mark.rule("3.3b")
 @pytest.mark.parametrize(
     ("sequence", "expects", "given"),
     [("a", "UINT64", "BYTES"), ("a", "INT32", "BYTES"), (5, "BYTES", "UINT64")],
@@ -126,6 +130,7 @@ def test_3_3_the_correlation_id_must_be_of_the_type_of_the_control(
     assert ask(scheduler, 1, sequence, "S") == RejectedItem(1, "invalid", text)
 
 
+@pytest.mark.rule("3.3a")
 def test_3_3_without_the_control_both_types_may_be_mixed() -> None:
     scheduler = direct()
     put(scheduler, 1, "1", "S")
@@ -136,16 +141,19 @@ def test_3_3_without_the_control_both_types_may_be_mixed() -> None:
 # ---- 3.4
 
 
+@pytest.mark.rule("3.4a")
 def test_3_4_an_instance_has_max_batch_size_slots_and_at_least_one() -> None:
     assert direct(max_batch_size=3).sequence_statistics().slots == 3
     assert direct(max_batch_size=0, instances=2).sequence_statistics().slots == 2
 
 
+@pytest.mark.rule("3.4b")
 def test_3_4_oldest_has_max_candidate_sequences_slots() -> None:
     assert oldest(max_candidate_sequences=9).sequence_statistics().slots == 9
     assert oldest(max_candidate_sequences=0, max_batch_size=3).sequence_statistics().slots == 3
 
 
+@pytest.mark.rule("3.4c")
 def test_3_4_the_lowest_free_slot_number_over_the_instances_is_taken_first() -> None:
     scheduler = direct(instances=2)
     for id in (1, 2, 3):
@@ -153,6 +161,7 @@ def test_3_4_the_lowest_free_slot_number_over_the_instances_is_taken_first() -> 
     assert (run(scheduler, instance=0), run(scheduler, instance=1)) == ([1, 3], [2])
 
 
+@pytest.mark.rule("3.4d")
 @BOTH
 def test_3_4_without_a_free_slot_whole_sequences_wait_in_order(make: Any) -> None:
     scheduler = make(max_batch_size=1, max_candidate_sequences=1)
@@ -176,6 +185,7 @@ def test_3_4_a_sequence_that_ended_in_the_backlog_may_start_again_behind_it(make
     assert run_all(scheduler) == [[1], [5], [2], [3], [4]]
 
 
+@pytest.mark.rule("3.4e")
 @BOTH
 def test_3_4_start_on_a_live_id_continues_in_the_same_slot_with_a_warning(make: Any) -> None:
     scheduler = make(max_batch_size=2, max_candidate_sequences=2)
@@ -206,6 +216,7 @@ def test_3_4_start_on_a_live_id_in_the_backlog_joins_it_there(make: Any) -> None
 # ---- 3.5
 
 
+@pytest.mark.rule("3.5a", "3.5b", "3.9e")
 def test_3_5_requests_stay_in_their_slot_and_empty_slots_below_are_null_rows() -> None:
     scheduler = direct()
     for id, sequence in ((1, 10), (2, 20), (3, 30)):
@@ -219,6 +230,7 @@ def test_3_5_requests_stay_in_their_slot_and_empty_slots_below_are_null_rows() -
     assert (batch.rows, [item.id for item in batch.items], batch.reason) == (3, [5, 4], "sequence")
 
 
+@pytest.mark.rule("3.5a")
 def test_3_5_a_null_row_between_keeps_others_in_their_place_when_a_sequence_ends() -> None:
     scheduler = direct()
     put(scheduler, 1, 10, "SE")
@@ -231,6 +243,7 @@ def test_3_5_a_null_row_between_keeps_others_in_their_place_when_a_sequence_ends
     assert run(scheduler) == [4, 5], "a new sequence takes the free slot"
 
 
+@pytest.mark.rule("3.5d")
 def test_3_5_one_batch_at_a_time_runs_in_an_instance() -> None:
     scheduler = direct()
     put(scheduler, 1, 1, "S")
@@ -241,6 +254,7 @@ def test_3_5_one_batch_at_a_time_runs_in_an_instance() -> None:
     assert run(scheduler) == [2]
 
 
+@pytest.mark.rule("3.5f")
 def test_3_5_without_delay_or_utilization_a_batch_leaves_at_once() -> None:
     for settings in ({"max_queue_delay_microseconds": 100}, {"minimum_slot_utilization": 1.0}):
         scheduler = direct(**settings)
@@ -248,6 +262,7 @@ def test_3_5_without_delay_or_utilization_a_batch_leaves_at_once() -> None:
         assert run(scheduler) == [1]
 
 
+@pytest.mark.rule("3.5e")
 def test_3_5_a_batch_waits_until_enough_slots_are_ready() -> None:
     scheduler = direct(max_queue_delay_microseconds=100, minimum_slot_utilization=0.5)
     put(scheduler, 1, 1, "S")
@@ -258,6 +273,7 @@ def test_3_5_a_batch_waits_until_enough_slots_are_ready() -> None:
     assert (rows(batch), batch.reason) == ([1, 2], "sequence")
 
 
+@pytest.mark.rule("3.5e")
 def test_3_5_a_batch_waits_no_longer_than_the_delay() -> None:
     scheduler = direct(max_queue_delay_microseconds=100, minimum_slot_utilization=1.0)
     put(scheduler, 1, 1, "S")
@@ -293,6 +309,7 @@ def test_3_5_a_request_with_other_optional_inputs_waits_too() -> None:
 # ---- 3.6
 
 
+@pytest.mark.rule("3.6a", "3.6d")
 def test_3_6_one_request_of_a_sequence_is_under_way_at_a_time() -> None:
     scheduler = oldest()
     put(scheduler, 1, 1, "S")
@@ -305,6 +322,7 @@ def test_3_6_one_request_of_a_sequence_is_under_way_at_a_time() -> None:
     assert run(scheduler) == [2]
 
 
+@pytest.mark.rule("3.6b")
 def test_3_6_the_inner_batcher_waits_for_preferred_sizes_until_its_delay() -> None:
     scheduler = oldest(preferred_batch_sizes=(2,), max_queue_delay_microseconds=100)
     put(scheduler, 1, 1, "S")
@@ -351,6 +369,7 @@ def test_3_6_rows_name_the_slot_whose_state_they_use() -> None:
 # ---- 3.7
 
 
+@pytest.mark.rule("3.7a", "3.7b")
 @BOTH
 def test_3_7_an_idle_sequence_loses_its_slot_to_the_backlog(make: Any) -> None:
     scheduler = make(max_batch_size=1, max_candidate_sequences=1, max_sequence_idle_microseconds=1000)
@@ -387,6 +406,7 @@ def test_3_7_what_waits_in_the_slot_of_an_idle_sequence_still_runs(make: Any) ->
     assert run_all(scheduler, MS) == [[1], [2], [3]]
 
 
+@pytest.mark.rule("3.7b")
 def test_3_7_zero_means_a_second() -> None:
     scheduler = direct(max_sequence_idle_microseconds=0)
     put(scheduler, 1, 1, "S")
@@ -395,6 +415,7 @@ def test_3_7_zero_means_a_second() -> None:
     assert scheduler.next_deadline() == S
 
 
+@pytest.mark.rule("3.7c")
 @BOTH
 def test_3_7_a_sequence_that_was_idle_in_the_backlog_has_50_ms_once_it_has_a_slot(make: Any) -> None:
     scheduler = make(max_batch_size=1, max_candidate_sequences=1)
@@ -415,6 +436,7 @@ def test_3_7_a_sequence_that_was_idle_in_the_backlog_has_50_ms_once_it_has_a_slo
 # ---- 3.8
 
 
+@pytest.mark.rule("3.8a", "3.8b")
 @BOTH
 def test_3_8_a_timeout_counts_in_the_backlog_and_rejects_the_whole_sequence(make: Any) -> None:
     scheduler = make(max_batch_size=1, max_candidate_sequences=1)
@@ -444,6 +466,7 @@ def test_3_8_the_earliest_timeout_of_the_sequence_counts() -> None:
     assert [each.id for each in scheduler.expire(100 * US)] == [2, 3]
 
 
+@pytest.mark.rule("3.8a")
 def test_3_8_once_it_has_a_slot_there_is_no_timeout() -> None:
     scheduler = direct(max_batch_size=1)
     put(scheduler, 1, 1, "SE")
@@ -474,6 +497,7 @@ CONTROLS = (
 )
 
 
+@pytest.mark.rule("3.9a", "3.9d", "3.9e")
 def test_3_9_each_row_has_its_control_values() -> None:
     scheduler = direct(controls=CONTROLS)
     put(scheduler, 1, 10, "S")
@@ -494,12 +518,14 @@ def test_3_9_each_row_has_its_control_values() -> None:
     ]
 
 
+@pytest.mark.rule("3.9c")
 @pytest.mark.parametrize(("size", "shape"), [(0, (1,)), (4, (1, 1))])
 def test_3_9_a_control_tensor_has_the_batch_dimension_if_the_model_has(size: int, shape: tuple[int, ...]) -> None:
     settings = SequenceSettings(max_batch_size=size, controls=CONTROLS)
     assert {column.shape for column in settings.control_columns(())} == {shape}
 
 
+@pytest.mark.rule("3.9b")
 @pytest.mark.parametrize(
     ("datatype", "given", "value"),
     [
@@ -534,6 +560,7 @@ def iterate(scheduler: SequenceScheduler, again: int, at: int = 0) -> list[tuple
     return seen
 
 
+@pytest.mark.rule("3.11a")
 @ITERATIVE
 def test_3_11_a_request_without_id_gets_one_and_start(make: Any) -> None:
     scheduler = make(iterative_sequence=True)
@@ -554,6 +581,7 @@ def test_3_11_a_made_id_is_never_that_of_a_live_sequence(make: Any) -> None:
     assert scheduler.take_notices() == []
 
 
+@pytest.mark.rule("3.11b")
 @ITERATIVE
 def test_3_11_a_request_that_is_given_back_runs_again_without_flags_in_its_slot(make: Any) -> None:
     scheduler = make(iterative_sequence=True)
@@ -589,6 +617,7 @@ def test_3_11_the_backlog_follows_when_an_iterative_sequence_is_finished(make: A
     assert [id for id, _, _ in iterate(scheduler, 2)] == [1, 1, 1, 2]
 
 
+@pytest.mark.rule("3.11c")
 def test_3_11_giving_back_needs_an_iterative_model() -> None:
     scheduler = direct()
     put(scheduler, 1, 1, "S")
@@ -611,6 +640,7 @@ def test_3_11_a_request_whose_sequence_was_ended_meanwhile_does_not_run_again(ma
 # ---- 3.13
 
 
+@pytest.mark.rule("3.13a", "3.13b")
 @BOTH
 def test_3_13_a_removed_instance_serves_its_sequences_to_the_end(make: Any) -> None:
     scheduler = make(instances=2, max_batch_size=1, max_candidate_sequences=1)
@@ -634,6 +664,7 @@ def test_3_13_an_instance_without_sequences_may_go_at_once(make: Any) -> None:
     assert scheduler.sequence_statistics().slots == 4
 
 
+@pytest.mark.rule("3.13a")
 @BOTH
 def test_3_13_an_instance_goes_only_after_its_batch(make: Any) -> None:
     scheduler = make()
@@ -658,6 +689,7 @@ def test_a_new_instance_takes_sequences_from_the_backlog(make: Any) -> None:
 # ---- 1.16, 1.17
 
 
+@pytest.mark.rule("1.16b")
 @BOTH
 def test_1_16_a_stopping_server_starts_no_sequence_but_goes_on_with_live_ones(make: Any) -> None:
     scheduler = make()
@@ -669,6 +701,7 @@ def test_1_16_a_stopping_server_starts_no_sequence_but_goes_on_with_live_ones(ma
     assert run_all(scheduler) == [[1], [3]]
 
 
+@pytest.mark.rule("1.17a")
 @BOTH
 def test_1_17_a_cancelled_request_ends_its_sequence_behind_what_waits_before_it(make: Any) -> None:
     scheduler = make(max_batch_size=1, max_candidate_sequences=1)
@@ -682,6 +715,7 @@ def test_1_17_a_cancelled_request_ends_its_sequence_behind_what_waits_before_it(
     assert run_all(scheduler) == [[1], [2], [5]]
 
 
+@pytest.mark.rule("1.17a")
 @BOTH
 def test_1_17_in_the_backlog_the_whole_sequence_is_cancelled(make: Any) -> None:
     scheduler = make(max_batch_size=1, max_candidate_sequences=1)
@@ -832,6 +866,7 @@ def test_drain_ends_the_waiting_for_the_delay() -> None:
     assert run(inner) == [1]
 
 
+@pytest.mark.rule("1.15b")
 @BOTH
 def test_1_15_the_test_hooks_hold_batches_until_so_much_waits_once(make: Any) -> None:
     scheduler = make(max_batch_size=2, max_candidate_sequences=2, hold_until_queued=2, hold_until_backlog=1)

@@ -65,6 +65,7 @@ def test_oldest_is_read() -> None:
     assert settings.inner().effective_preferred_sizes == (2, 4)
 
 
+@pytest.mark.rule("3.7b")
 def test_without_a_strategy_it_is_direct_and_the_idle_time_a_second() -> None:
     settings = parsed("")
     assert (settings.strategy, settings.idle) == ("direct", 1_000_000_000)
@@ -72,6 +73,7 @@ def test_without_a_strategy_it_is_direct_and_the_idle_time_a_second() -> None:
     assert isinstance(sequence_scheduler(parsed("oldest { }")), OldestSequenceScheduler)
 
 
+@pytest.mark.rule("1.1a", "1.1b", "1.1c")
 def test_1_1_the_scheduler_is_chosen_by_the_configuration() -> None:
     pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
 
@@ -89,6 +91,7 @@ def test_1_1_the_scheduler_is_chosen_by_the_configuration() -> None:
     assert [each.per_instance for each in (direct, dynamic, made(""))] == [True, False, False]
 
 
+@pytest.mark.rule("3.9a")
 def test_3_9_controls_are_read_with_their_values() -> None:
     assert parsed(CONTROLS).controls == (
         ControlTensor("START", "START", "INT32", 0, 1),
@@ -101,12 +104,14 @@ def test_3_9_controls_are_read_with_their_values() -> None:
 STATE = 'state [ { input_name: "IN" output_name: "OUT" data_type: TYPE_FP32 dims: [ -1, 2 ] %s } ]'
 
 
+@pytest.mark.rule("3.10d")
 def test_3_10_a_state_begins_with_ones_for_variable_dims() -> None:
     (state,) = parsed(STATE % "").states
     assert state == StateSpec("IN", "OUT", "FP32", (-1, 2))
     assert (state.first_shape(True), state.first_shape(False)) == ((1, 1, 2), (1, 2))
 
 
+@pytest.mark.rule("3.10c")
 def test_3_10_an_initial_state_is_zeros_or_a_file() -> None:
     zeros = 'initial_state { name: "s" data_type: TYPE_FP32 dims: [ 3, 2 ] zero_data: true }'
     (state,) = parsed(STATE % zeros).states
@@ -119,6 +124,7 @@ def test_3_10_an_initial_state_is_zeros_or_a_file() -> None:
 GOOD = 'name: "s" data_type: TYPE_FP32 dims: [ 3, 2 ] zero_data: true'
 
 
+@pytest.mark.rule("3.10h")
 @pytest.mark.parametrize(
     ("states", "message"),
     [
@@ -172,6 +178,7 @@ def test_3_10_a_state_that_cannot_be_is_refused_in_tritons_words(states: str, me
     assert raised.value.message == message
 
 
+@pytest.mark.rule("3.10h")
 def test_3_10_growable_memory_needs_gpu_instances() -> None:
     more = "instance_group [ { kind: KIND_GPU gpus: [ 0 ] } ]"
     (state,) = parsed(STATE % "use_growable_memory: true use_same_buffer_for_input_output: true", more).states

@@ -440,6 +440,7 @@ def test_a_web_page_cannot_drive_the_server(server: RunningServer, http: Http) -
         assert http(server, "GET", "/v2", None, headers).status == 200
 
 
+@pytest.mark.rule("1.17b", "1.17c")
 def test_a_client_that_goes_away_cancels_what_waits(tmp_path: Path, write: Any, start: Any) -> None:
     delay = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000 }"
     write(tmp_path, "patient", "FP32", [4], delay)
@@ -453,6 +454,7 @@ def test_a_client_that_goes_away_cancels_what_waits(tmp_path: Path, write: Any, 
         assert server.engine.snapshot().version("patient").pending == 0
 
 
+@pytest.mark.rule("2.5a", "2.6c", "2.6d")
 def test_a_full_queue_and_a_timeout_are_503(tmp_path: Path, write: Any, start: Any, http: Http) -> None:
     delay = "preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000"
     write(tmp_path, "full", "FP32", [4], f"dynamic_batching {{ {delay} default_queue_policy {{ max_queue_size: 1 }} }}")
