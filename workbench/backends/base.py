@@ -112,6 +112,10 @@ class Execution:
     its record, which a nested request (BLS) names as ``parent_seq``. ``sequence`` is the batch's number, ``batch_seq``.
     ``rescheduled`` are the requests that a model with ``iterative_sequence`` gives back, to be executed again (Triton's
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE); to be set before ``finish``.
+
+    ``respond`` holds a thread that sends to a request of which ``RESPONSE_WINDOW`` responses are not taken yet (an
+    ensemble's next step is at its limit, say). A loop instance may set ``taken``: it is called on the loop as (index,
+    False) for each response, but for the final one, that has been taken, and as (index, True) when the request is over.
     """
 
     requests: Sequence[InferenceRequest]
@@ -126,6 +130,7 @@ class Execution:
     rows: Sequence[int] = ()
     seqs: Sequence[int] = ()
     rescheduled: set[int] | None = None
+    taken: Callable[[int, bool], None] | None = None
 
 
 class ThreadInstance(Protocol):

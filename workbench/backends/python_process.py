@@ -26,6 +26,8 @@ from workbench.backends.python_launch import Child, Keeper, exit_text
 from workbench.errors import BackendError, InstanceDied, WorkbenchError
 from workbench.protocol.tensors import InferenceResponse, Tensor
 
+_NO_BOUND = 1 << 60
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
@@ -63,6 +65,7 @@ class Flight:
     execution: Execution
     open: set[int]
     finished: bool = False
+    taken: dict[int, int] = field(default_factory=dict)
 
 
 class ProcessInstance:
@@ -185,8 +188,21 @@ class ProcessInstance:
         assert self._channel is not None
         head, packer = pack_requests(execution.requests)
         self._next += 1
-        self._flights[self._next] = Flight(execution, set(range(head[0])))
-        self._channel.send(wire.EXECUTE, (self._next, *head), packer)
+        number = self._next
+        flight = self._flights[number] = Flight(execution, set(range(head[0])))
+        execution.taken = lambda index, over: self._taken(number, flight, index, over)
+        self._channel.send(wire.EXECUTE, (number, *head), packer)
+
+    def _taken(self, number: int, flight: Flight, index: int, over: bool) -> None:
+        """Responses of a request have been taken: the process may send as many more; it is told of several at once."""
+        if self._flights.get(number) is not flight or index not in flight.open:
+            return  # it has sent its last one
+        count = flight.taken.get(index, 0) + 1
+        if not over and count < wire.RESPONSE_WINDOW // 2:
+            flight.taken[index] = count
+            return
+        flight.taken[index] = 0
+        self._send_frame(wire.TAKEN, (number, index, _NO_BOUND if over else count))
 
     def _frame(self, frame: wire.Frame) -> None:
         if frame.kind == wire.RESPONSES:
@@ -226,6 +242,9 @@ class ProcessInstance:
             self._failures = 0  # it works: a request that kills it now and then must not end it for all others
             if error:
                 flight.open.clear()
+            if back:
+                execution.rescheduled = set(back)
+                still_open.difference_update(back)
             execution.finish(BackendError(error, where=self._spec.name) if error else None)
         if flight.finished and not flight.open:
             del self._flights[number]
@@ -243,9 +262,6 @@ class ProcessInstance:
         return [
             (
                 index,
-            if back:
-                execution.rescheduled = set(back)
-                still_open.difference_update(back)
                 InferenceResponse(
                     name, version, request.id, [Tensor(n, d, s, arrays[index]) for n, d, s, arrays in columns]
                 ),

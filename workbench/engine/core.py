@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from workbench.clock import Clock
 from workbench.engine.inbox import Inbox
+from workbench.engine.nested import NestedCalls
 from workbench.engine.options import EngineOptions
 from workbench.engine.timers import Timers
 from workbench.engine.turns import Turns
@@ -50,6 +51,10 @@ class EngineCore:
         self.closers = ThreadPoolExecutor(4, thread_name_prefix="workbench-closer")
         limited = options.rate_limit == "execution_count"
         self.turns = Turns(options.rate_limit_resources, clock) if limited else None
+        limiter = self.turns.limiter if self.turns is not None else None
+        self.nested = NestedCalls(clock, self.timers, events, int(options.nested_wait_report_s * 1e9), limiter)
+        if self.turns is not None:
+            self.turns.nested = self.nested
         self.next_seq = itertools.count().__next__
         self.next_generation = itertools.count(1).__next__
         self.tasks: set[asyncio.Task[Any]] = set()

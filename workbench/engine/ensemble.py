@@ -4,20 +4,26 @@
 Tensors go from step to step without a copy. A request holds the model versions of its steps from its begin to its end,
 so that an unload or a reload under way does not take them from it (5.1).
 
-**How this differs from Triton 2.51.** A request that fails is counted once (the 2.51 binary counts it twice). While a
-step is at ``max_inflight_requests``, responses of its decoupled producers are kept here until it has room again.
+While a step is at ``max_inflight_requests``, its decoupled producers are held (``flow``); what they had sent until then
+is kept here, and taken in its order when the step has room again. Without that limit every response starts a request of
+the next step at once, and they wait in that step's queue: its ``max_queue_size`` is the only bound then, as in Triton.
+
+**How this differs from Triton 2.51.** A request that fails is counted once (the 2.51 binary counts it twice). A
+producer whose own model also stands behind it in the ensemble is not held, it would wait for itself; what it sends is
+kept. After ``HOLD_LIMIT_S`` a held producer goes on, as in Triton.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from workbench.backends.base import Instance, InstanceSpec
 from workbench.engine.core import EngineCore
 from workbench.engine.model import ModelVersion
 from workbench.engine.ticket import OnResponse, Ticket
+from workbench.engine.timers import TimerHandle
 from workbench.engine.validation import id_prefix
 from workbench.errors import Code, InternalError, WorkbenchError, from_code
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
@@ -34,12 +40,14 @@ from workbench.scheduling.ensemble_actions import (
     StartStep,
     TensorRef,
 )
-from workbench.scheduling.ensemble_plan import EnsemblePlan
+from workbench.scheduling.ensemble_plan import EnsemblePlan, PlanStep
 from workbench.scheduling.ensemble_run import EnsembleExecutor
 
 Lookup = Callable[[str, int], ModelVersion]
 _FLAGS = ("sequence_id", "sequence_start", "sequence_end")
 _EVENT_EVERY_NS = 1_000_000_000
+HOLD_LIMIT_S = 300
+"""How long a producer is held at most; then the log says so and it goes on (Triton's limit)."""
 
 
 class _NoBackend:
@@ -55,30 +63,61 @@ class _NoBackend:
 
 
 class EnsembleTicket(Ticket):
-    """A request to an ensemble: the versions that it holds, when its first step began, the steps' summed durations."""
+    """A request to an ensemble: the versions that it holds, when its first step began, the steps' summed durations.
 
-    __slots__ = ("begun", "members", "sums")
+    ``paused``: whoever asked (an ensemble that has this one as a step) takes no response for now.
+    """
+
+    __slots__ = ("begun", "members", "paused", "sums")
 
     members: tuple[ModelVersion, ...]
     begun: int
+    paused: bool
     sums: list[int]
+    model: EnsembleVersion
+
+    def hold(self) -> None:
+        """The producers in it are held."""
+        self.paused = True
+        for call in self.model.calls_of(self):
+            if call.ticket is not None:
+                call.ticket.hold()
+
+    def resume(self) -> None:
+        """They go on, and what was kept of them is taken."""
+        self.paused = False
+        self.model.go_on(self)
 
 
 class _StepCall:
     """A step's request under way. What is in ``kept`` came while its producer was on hold."""
 
-    __slots__ = ("ensemble", "kept", "on_hold", "sums", "ticket", "token")
+    __slots__ = ("ensemble", "kept", "limit", "on_hold", "step", "ticket", "token", "top")
 
-    def __init__(self, ensemble: EnsembleVersion, token: int, sums: list[int]) -> None:
+    def __init__(self, ensemble: EnsembleVersion, token: int, step: PlanStep, top: EnsembleTicket) -> None:
         self.ensemble = ensemble
         self.token = token
-        self.sums = sums
+        self.step = step
+        self.top = top
         self.ticket: Ticket | None = None
         self.on_hold = False
+        self.limit: TimerHandle | None = None
         self.kept: deque[InferenceResponse] = deque()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether no response is taken for now: a step behind it is at its limit, or whoever asked is."""
+        return self.on_hold or (self.top.paused and self.step.decoupled)
+
+    def release(self) -> None:
+        """It is not on hold any more."""
+        self.on_hold = False
+        if self.limit is not None:
+            self.limit.cancel()
+            self.limit = None
+
     def __call__(self, response: InferenceResponse) -> None:
-        if self.on_hold or self.kept:
+        if self.kept or self.stopped:
             self.kept.append(response)
         else:
             self.ensemble.carry_out(self.ensemble.take(self, response))
@@ -101,6 +140,7 @@ class EnsembleVersion(ModelVersion):
         self._starting: Ticket | None = None
         self._asked = [tuple(RequestedOutput(each) for each, _ in step.outputs) for step in graph.steps]
         self._told: dict[int, int] = {}
+        self._holds = _can_be_held(graph)
         self._do: dict[type, Callable[[Any], None]] = {
             StartStep: self._start, Answer: self._answer, Finish: self._finish, Fail: self._fail_run,
             CancelStep: self._cancel_step, Hold: self._hold, Resume: self._resume, _StepCall: self._take_kept,
@@ -119,7 +159,7 @@ class EnsembleVersion(ModelVersion):
         now = self.core.clock()
         ticket = EnsembleTicket(self, request, on_response, self.core.next_seq(), checked.rows, now)
         ticket.shape_key = checked.shape_key
-        ticket.members, ticket.begun, ticket.sums = (), 0, [0, 0, 0]
+        ticket.members, ticket.begun, ticket.sums, ticket.paused = (), 0, [0, 0, 0], False
         self._open[ticket.id] = ticket
         self._starting = ticket
         try:
@@ -154,6 +194,12 @@ class EnsembleVersion(ModelVersion):
         )
         self.carry_out(self.executor.begin(ticket.id, asked))
 
+    def waiting_for(self, ticket: Ticket) -> Iterator[Ticket]:
+        """Those of the steps' requests that wait in a queue."""
+        for call in self._calls.values():
+            if call.top is ticket and call.ticket is not None:
+                yield from call.ticket.model.waiting_for(call.ticket)
+
     def cancel(self, ticket: Ticket) -> None:
         """Cancels the steps under way; no further one starts (5.8)."""
         if ticket.id in self._open and not ticket.cancelled:
@@ -168,7 +214,7 @@ class EnsembleVersion(ModelVersion):
 
     # ---- actions
 
-    def carry_out(self, actions: Iterable[Action]) -> None:
+    def carry_out(self, actions: Iterable[Action | _StepCall]) -> None:
         """Carries actions out in their order, those that follow from them behind them."""
         queue = self._actions
         queue.extend(actions)
@@ -205,10 +251,13 @@ class EnsembleVersion(ModelVersion):
             top.client,
             ticket.id,
         )
-        call = _StepCall(self, token, ticket.sums)
+        call = _StepCall(self, token, step, ticket)
         self._calls[token] = call
         try:
             call.ticket = ticket.members[step.index].accept(request, call)
+            call.ticket.by_hand = step.index in self._holds
+            if call.stopped:
+                call.ticket.hold()
         except Exception as raised:
             error = (
                 raised if isinstance(raised, WorkbenchError) else InternalError(f"{type(raised).__name__}: {raised}")
@@ -219,18 +268,22 @@ class EnsembleVersion(ModelVersion):
     def take(self, call: _StepCall, response: InferenceResponse) -> list[Action]:
         """What follows from a step's response."""
         executor, token, final = self.executor, call.token, response.final
+        ticket = call.ticket
+        if not final and ticket is not None and ticket.by_hand and ticket.flow is not None:
+            ticket.flow.take()
         if final:
             self._calls.pop(token, None)
-            durations = getattr(call.ticket, "durations", None)
+            call.release()
+            durations = getattr(ticket, "durations", None)
             if durations is not None:
-                sums = call.sums
+                sums = call.top.sums
                 for index in (0, 1, 2):
                     sums[index] += durations[index]
         error = response.error
         if error is not None:
             return executor.fail(token, error.message, error.code, final=final, cause=error)
         outputs: dict[str, TensorRef] | None = {each.name: TensorRef(each, each.shape) for each in response.outputs}
-        if final and not outputs and call.ticket is not None and call.ticket.model.decoupled:
+        if final and not outputs and ticket is not None and ticket.model.decoupled:
             outputs = None
         sequence = _flags(response.parameters) if response.parameters else None
         return executor.respond(token, outputs, final=final, sequence=sequence)
@@ -244,16 +297,47 @@ class EnsembleVersion(ModelVersion):
         call = self._calls.get(action.token)
         if call is not None:
             call.on_hold = True
+            call.limit = self.core.timers.call_at(
+                self.core.clock() + HOLD_LIMIT_S * 1_000_000_000, lambda: self._held_too_long(call)
+            )
+            if call.ticket is not None:
+                call.ticket.hold()
 
     def _resume(self, action: Resume) -> None:
         call = self._calls.get(action.token)
         if call is not None and call.on_hold:
-            call.on_hold = False
-            self._take_kept(call)
+            self._let_go_on(call)
+
+    def _let_go_on(self, call: _StepCall) -> None:
+        call.release()
+        if not call.stopped:
+            if call.ticket is not None:
+                call.ticket.resume()
+            self.carry_out([call])
+
+    def _held_too_long(self, call: _StepCall) -> None:
+        text = (
+            f"ensemble '{self.name}': {call.step.label} was held for {HOLD_LIMIT_S} s by max_inflight_requests of the "
+            "steps behind it; it goes on"
+        )
+        self.core.events.append("log", self.name, text, level="error", step=call.step.index)
+        self._let_go_on(call)
+
+    def calls_of(self, ticket: EnsembleTicket) -> list[_StepCall]:
+        """The steps' requests of a request that are under way."""
+        return [call for call in self._calls.values() if call.top is ticket]
+
+    def go_on(self, ticket: EnsembleTicket) -> None:
+        """Whoever asked takes responses again."""
+        for call in self.calls_of(ticket):
+            if not call.stopped:
+                if call.ticket is not None:
+                    call.ticket.resume()
+                self.carry_out([call])
 
     def _take_kept(self, call: _StepCall) -> None:
         """One response that was kept, and the next one after what follows from it: that may be another hold."""
-        if call.kept and not call.on_hold:
+        if call.kept and not call.stopped:
             self.carry_out(self.take(call, call.kept.popleft()))
             if call.kept:
                 self._actions.append(call)
@@ -344,6 +428,17 @@ class EnsembleVersion(ModelVersion):
             member.let_go()
         ticket.members = ()
         self.look_whether_empty()
+
+
+def _can_be_held(graph: EnsemblePlan) -> frozenset[int]:
+    """The decoupled steps that do not wait for themselves when they wait for a step behind them."""
+    upstream = graph.upstream_steps()
+    return frozenset(
+        step.index
+        for step in graph.steps
+        if step.decoupled
+        and not any(step.index in upstream[other.index] and other.model == step.model for other in graph.steps)
+    )
 
 
 def _tensor(name: str, ref: TensorRef) -> Tensor:

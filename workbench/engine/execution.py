@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from workbench.backends.base import Execution, Instance, InstanceSpec
 from workbench.clock import Clock
+from workbench.engine.flow import Flow
 from workbench.engine.ticket import Ticket
 from workbench.errors import BackendError, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
@@ -55,9 +56,14 @@ class Run:
             rows=[ticket.rows for ticket in tickets],
             seqs=[ticket.id for ticket in tickets],
         )
+        if model.decoupled:
+            for index, ticket in enumerate(tickets):
+                if ticket.flow is not None:  # of an execution that gave the request back
+                    ticket.flow.end()
+                ticket.flow = Flow(self.execution, index)
 
     def respond(self, index: int, response: InferenceResponse) -> None:
-        """A response of the model. Thread-safe."""
+        """A response of the model. Thread-safe; holds a thread whose responses are not taken (see ``flow``)."""
         finals = self.finals
         if response.final and not self.finished:
             if finals[index] is None:
@@ -66,10 +72,13 @@ class Run:
                 return
             # A decoupled model's own thread, while the batch ended on another: whether complete() has seen the response
             # is not known, and to deliver it twice does no harm.
+        ticket = self.tickets[index]
         if self.model.core.inbox.on_loop:
-            self.model.deliver(self.tickets[index], response)
-        else:
-            self.model.core.inbox.post(self.model.deliver, self.tickets[index], response)
+            self.model.deliver(ticket, response)
+            return
+        if ticket.flow is not None and not response.final:
+            ticket.flow.enter()
+        self.model.core.inbox.post(self.model.deliver, ticket, response)
 
     def finish(self, error: WorkbenchError | None) -> None:
         """The batch has left the instance. Thread-safe; a second call does nothing."""

@@ -32,12 +32,18 @@ class ModelHost:
 
     def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
         """A nested request (BLS); on the loop. What is wrong with it comes as a response, so no ``try`` is needed."""
+        nested = self._core.nested
+        call, told = nested.begin(self.model, on_response) if self.model is not None else (None, on_response)
         try:
-            ticket = self._submit(request, on_response)
+            ticket = self._submit(request, told)
         except WorkbenchError as error:
+            if call is not None:
+                nested.end(call)
             response = InferenceResponse(request.model_name, request.model_version, request.id, error=error)
             self._core.loop.call_soon(on_response, response)
             return lambda: None
+        if call is not None:
+            call.ticket = ticket
         return ticket.cancel
 
     def log(self, level: LogLevel, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:

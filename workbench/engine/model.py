@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from workbench.backends.base import LoadedModel
@@ -181,6 +181,11 @@ class ModelVersion:
             return InvalidRequest(text)
         return QueueFull(text) if answer.kind == "queue_full" else NotReady(text)
 
+    def waiting_for(self, ticket: Ticket) -> Iterator[Ticket]:
+        """The requests in a queue that this one waits for: itself; of an ensemble, its steps'."""
+        if ticket.run is None and ticket.id in self._open:
+            yield ticket
+
     def cancel(self, ticket: Ticket) -> None:
         """Cancels a request (1.17)."""
         if ticket.id not in self._open or ticket.cancelled:
@@ -332,6 +337,8 @@ class ModelVersion:
         if response.final:
             self._end(ticket, response)
         self._send(ticket, response)
+        if ticket.flow is not None and not response.final and not ticket.by_hand:
+            ticket.flow.take()
 
     def _send(self, ticket: Ticket, response: InferenceResponse) -> None:
         if ticket.held is None:
@@ -397,6 +404,8 @@ class ModelVersion:
             status, text, ticket.id,
         )  # fmt: skip
         ticket.run = None
+        if ticket.flow is not None:
+            ticket.flow.end()
         if self._on_empty is not None:
             self.look_whether_empty()
 

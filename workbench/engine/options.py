@@ -22,6 +22,7 @@ class EngineOptions:
     requests the record ring keeps. ``lower_switch_interval`` makes Python threads hand over faster: only for a process
     that does nothing else. ``gpus`` are the usable device numbers, None asks NVML. ``poll_s`` is how often poll mode
     looks. ``config_name`` picks ``configs/NAME.pbtxt``.
+    ``nested_wait_report_s``: a nested call (BLS) that waits so long in a queue is reported by an event, 0 for never.
     ``rate_limit_resources`` are NAME:COUNT or NAME:COUNT:DEVICE; they count with ``rate_limit`` execution_count.
     """
 
@@ -41,6 +42,7 @@ class EngineOptions:
     config_name: str = ""
     rate_limit: Literal["off", "execution_count"] = "off"
     rate_limit_resources: tuple[str, ...] = ()
+    nested_wait_report_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,6 +10,7 @@ from workbench.scheduling.interface import Item
 
 if TYPE_CHECKING:
     from workbench.engine.execution import Run
+    from workbench.engine.flow import Flow
     from workbench.engine.model import ModelVersion
 
 OnResponse = Callable[[InferenceResponse], None]
@@ -30,27 +31,29 @@ class Ticket(Item):
 
     __slots__ = (
         "arrival",
+        "by_hand",
         "cancelled",
         "durations",
         "epoch",
         "failed",
+        "flow",
         "held",
         "model",
         "on_response",
+        "queue_start",
         "request",
         "run",
     )
-        "queue_start",
 
     durations: tuple[int, int, int]
     """Input, infer and output durations of a request that has succeeded; not set before."""
 
-    def __init__(
-        self, model: ModelVersion, request: InferenceRequest, on_response: OnResponse, seq: int, rows: int, now: int
-    ) -> None:
     queue_start: int
     """When it came into the queue (ns); later than ``arrival`` where its model has given it back."""
 
+    def __init__(
+        self, model: ModelVersion, request: InferenceRequest, on_response: OnResponse, seq: int, rows: int, now: int
+    ) -> None:
         Item.__init__(self, seq, rows, request.priority, now, request.timeout)
         self.model = model
         self.request = request
@@ -63,6 +66,16 @@ class Ticket(Item):
         # Responses kept back for preserve_ordering; None when the order does not matter. The documented meaning is kept
         # (model_config.proto: the order of requests); since release 25.09 Triton's code holds it within a batch only.
         self.held: list[InferenceResponse] | None = None
+
+        # A decoupled model's responses on their way; with ``by_hand`` whoever asked says when it has taken one.
+        self.flow: Flow | None = None
+        self.by_hand = False
+
+    def hold(self) -> None:
+        """Whoever asked takes no further response for now. On the loop."""
+
+    def resume(self) -> None:
+        """Whoever asked takes responses again. On the loop."""
 
     def release(self) -> None:
         """The last response has been sent: lets go of the request's tensors, whoever still holds the ticket."""

@@ -17,6 +17,7 @@ from workbench.scheduling.rate_limiter import RateLimiter, ResourceNeed, parse_r
 if TYPE_CHECKING:
     from workbench.engine.execution import InstanceSlot
     from workbench.engine.model import ModelVersion
+    from workbench.engine.nested import NestedCalls
 
 Needs = tuple[tuple[ResourceNeed, ...], int]
 """What an instance takes for a batch, and its priority."""
@@ -38,6 +39,7 @@ class Turns:
         self._models: dict[InstanceSlot, ModelVersion] = {}
         self._needs: dict[InstanceSlot, Needs] = {}
         self._granted: deque[Hashable] = deque()
+        self.nested: NestedCalls | None = None
         self._acting = False
 
     # ---- instances
@@ -89,10 +91,18 @@ class Turns:
     def look(self, model: ModelVersion, idle: Iterable[InstanceSlot]) -> None:
         """A model's queue or instances have changed: its idle instances want a turn, or none any more."""
         now, waiting = self._clock(), model.pending
+        urgent = bool(self.nested) and bool(waiting) and self._is_awaited(model)
         for slot in list(idle):
             if slot not in self._models or self.limiter.is_holding(slot):
                 continue
-            self._carry_out(self.limiter.stage(slot, now) if waiting else self.limiter.unstage(slot))
+            self._carry_out(self.limiter.stage(slot, now, urgent=urgent) if waiting else self.limiter.unstage(slot))
+
+    def _is_awaited(self, model: ModelVersion) -> bool:
+        """Whether a model that holds resources waits for a request in this one's queue."""
+        holders = {
+            self._models[slot].name for slot, needs in self._needs.items() if needs[0] and self.limiter.is_holding(slot)
+        }
+        return self.nested is not None and self.nested.is_awaited(model, holders)
 
     def done(self, slot: InstanceSlot, *, again: bool) -> None:
         """An instance's batch is done; ``again``: it is idle and its model has more work."""

@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from workbench.backends._child import wire
@@ -33,6 +33,7 @@ class Channel:
         self._reading = False
         self._work: deque[wire.Frame] = deque()
         self._answers: dict[int, deque[wire.Frame]] = {}
+        self._under_way: dict[tuple[int, int], int] = {}
         self._next_call = 0
         self._threads = Threads()
         threading.Thread(target=self._watch, name="workbench-watch", daemon=True).start()
@@ -100,6 +101,22 @@ class Channel:
             self._send(pieces, slab.fd if new else -1)
             slab.close_fd()
 
+    def wait_for_room(self, batch: int, index: int) -> None:
+        """Before a response of a decoupled model that is not the final one: waits until enough others are taken."""
+        key = (batch, index)
+        under_way = self._under_way
+        with self._condition:
+            under_way.setdefault(key, 0)
+        if under_way[key] >= wire.RESPONSE_WINDOW:
+            self._wait_until(lambda: under_way.get(key, 0) < wire.RESPONSE_WINDOW)
+        with self._condition:
+            under_way[key] = under_way.get(key, 0) + 1
+
+    def forget_room(self, batch: int, index: int) -> None:
+        """The request has had its final response."""
+        with self._condition:
+            self._under_way.pop((batch, index), None)
+
     def next_work(self) -> wire.Frame:
         """The next batch, or the order to finish. Blocks; the process ends here when the server is gone."""
         return self._wait(self._work)
@@ -125,9 +142,14 @@ class Channel:
             os._exit(0)  # the server has gone
 
     def _wait(self, queue: deque[wire.Frame]) -> wire.Frame:
+        self._wait_until(queue.__len__)  # each queue has one reader: nobody else takes what it waits for
+        return queue.popleft()
+
+    def _wait_until(self, ready: Callable[[], object]) -> None:
+        """Returns when the condition holds; reads the socket until then, unless another thread does."""
         condition = self._condition
         condition.acquire()
-        while not queue:
+        while not ready():
             if self._reading:
                 condition.wait()
                 continue
@@ -139,9 +161,7 @@ class Channel:
             self._reading = False
             self._dispatch()
             condition.notify_all()
-        frame = queue.popleft()
         condition.release()
-        return frame
 
     def _read(self) -> bool:
         try:
@@ -163,6 +183,10 @@ class Channel:
                     answers.append(frame)
                 elif frame.slab_id:
                     self.payload(frame)  # nobody waits any more: the slab goes back
+            elif frame.kind == wire.TAKEN:
+                batch, index, count = frame.head
+                if (batch, index) in self._under_way:  # else it has been answered to the end meanwhile
+                    self._under_way[batch, index] -= count
             else:
                 self._work.append(frame)
 

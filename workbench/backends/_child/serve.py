@@ -40,6 +40,10 @@ class Responder:
             with self._lock:
                 self._entries.append(entry(index, response, final, self._packer))
             return
+        if final:
+            self._channel.forget_room(self.number, index)
+        else:
+            self._channel.wait_for_room(self.number, index)
         packer = wire.Packer()
         only = (entry(index, response, final, packer),)
         self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only, packer.kinds, ()), packer)

@@ -29,12 +29,15 @@ INLINE_LIMIT = 48 * 1024
 """A payload up to this size is cheaper through the socket than through a slab with its bookkeeping."""
 
 # server to model
-SETUP, EXECUTE, ANSWER, FINALIZE = 1, 2, 3, 4
+SETUP, EXECUTE, ANSWER, FINALIZE, TAKEN = 1, 2, 3, 4, 5
 # model to server
 READY, FAILED, RESPONSES, CALL, LOG, FREED = 11, 12, 13, 14, 15, 16
 
 # what a CALL asks for
 INFER, CANCELLED, CANCEL = 1, 2, 3
+
+RESPONSE_WINDOW = 32
+"""Responses of one request of a decoupled model, but for the final one, that may be under way: sent and not taken."""
 
 COPY_LIMIT = 4096
 """A tensor up to this size is copied when it is packed, which is faster than keeping its array."""
