@@ -72,14 +72,31 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LintContext:
-    """What the file is judged for: the Triton release, and where known the directory's name, the machine's CPU cores,
-    its GPUs and the files in the first version directory (None: not known)."""
+    """What the file is judged for; None where it is not known.
+
+    Args:
+        triton_release: as in ``25.03``.
+        directory_name: of the model directory.
+        cores: CPU cores of the machine that it is meant for.
+        gpus: ids of its GPUs.
+        files: names in the first version directory.
+        latency_goal_ms: what a request may take, in ms.
+        auto_complete: whether backends may complete what is missing (not so with --disable-auto-complete-config).
+    """
 
     triton_release: str = "25.03"
     directory_name: str | None = None
     cores: int | None = None
     gpus: tuple[int, ...] | None = None
     files: tuple[str, ...] | None = None
+    latency_goal_ms: float | None = None
+    auto_complete: bool = True
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """The release as numbers; (0, 0) where it cannot be read."""
+        year, _, month = self.triton_release.partition(".")
+        return (int(year), int(month)) if year.isdecimal() and month.isdecimal() else (0, 0)
 
 
 class Report:

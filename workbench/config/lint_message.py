@@ -1,94 +1,92 @@
-"""Lint of a configuration that Triton accepts: settings that are missing in a release, or hardly meant."""
+"""Lint of a configuration that Triton accepts: tensors, maps, parameters and settings that are hardly meant so."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from workbench.config.document import ConfigDocument
-from workbench.config.findings import Fix, LintContext, Report
-from workbench.config.path import Edit
-from workbench.config.rule import Severity
-from workbench.config.schema import Message
+from workbench.config.findings import Fix
+from workbench.config.lint_checker import Checker, removal
+from workbench.config.normalization import backend_of_platform
+from workbench.config.placeholders import string_placeholders
+from workbench.config.schema import pb
+from workbench.config.spelling import closest
+from workbench.config.surroundings import whole_field
 from workbench.config.syntax import FieldNode, MessageNode, ScalarNode, elements, map_key
 from workbench.config.validation import warnings
 
 
-def lint_message(document: ConfigDocument, context: LintContext, report: Report) -> None:
+def lint_message(check: Checker) -> None:
     """Adds the findings of every rule below."""
-    checker = _Checker(document, context, report)
     for rule in _RULES:
-        rule(checker)
+        rule(check)
 
 
-class _Checker:
-    """One file under the rules."""
-
-    def __init__(self, document: ConfigDocument, context: LintContext, report: Report) -> None:
-        self.document = document
-        self.message: Message = document.message
-        self.context = context
-        self.report = report
-
-    def say(self, rule: str, severity: Severity, path: str, text: str, fix: Fix | None = None) -> None:
-        """A finding at a path."""
-        span = self.document.locate(path, nearest=True)
-        place = (span.start, span.end) if span is not None else (0, 0)
-        self.report.add(rule, severity, place, text, fix=fix, path=path)
-
-    @property
-    def release(self) -> tuple[int, int]:
-        """The release as numbers; (0, 0) where it cannot be read."""
-        year, _, month = self.context.triton_release.partition(".")
-        return (int(year), int(month)) if year.isdecimal() and month.isdecimal() else (0, 0)
+# tensors
 
 
-def _batch_axis(check: _Checker) -> None:
-    message = check.message
-    if message.max_batch_size <= 0:
-        return
-    tensors = [
-        (f"{kind}[{index}]", each) for kind in ("input", "output") for index, each in enumerate(_io(message, kind))
-    ]
+def _tensors(check: Checker) -> Iterator[tuple[str, Any]]:
+    for kind in ("input", "output"):
+        for index, tensor in enumerate(getattr(check.message, kind)):
+            yield f"{kind}[{index}]", tensor
+
+
+def _batch_axis(check: Checker) -> None:
+    tensors = list(_tensors(check))
     suspects = [place for place, each in tensors if len(each.dims) > 1 and each.dims[0] == -1]
     if not suspects or len(suspects) < sum(1 for _, each in tensors if each.dims):
         return
-    for place in suspects:
+    most = check.message.max_batch_size
+    if most == 0 and not check.message.HasField("sequence_batching") and check.message.platform != "ensemble":
         text = (
-            f"max_batch_size is {message.max_batch_size}, so Triton puts a batch axis in front of these dims; the "
-            "leading -1 is a second one"
+            "the dims of every tensor begin with -1, and max_batch_size is 0: if that is the batch axis, Triton can "
+            "put requests together with max_batch_size set and these -1 left out"
         )
-        fix = Fix("Remove the leading -1", (Edit(f"{place}.dims[0]", "remove"),))
-        check.say("batch-axis-twice", "hint", f"{place}.dims[0]", text, fix)
+        check.say("batch-axis-in-dims", f"{suspects[0]}.dims[0]", text)
+    for place in suspects if most > 0 else ():
+        text = (
+            f"max_batch_size is {most}, so Triton puts a batch axis in front of these dims; the leading -1 is a second "
+            "one"
+        )
+        fix = removal(f"{place}.dims[0]", "Remove the leading -1")
+        check.say("batch-axis-twice", f"{place}.dims[0]", text, fix)
 
 
-def _io(message: Message, kind: str) -> Any:
-    return getattr(message, kind)
+def _reshapes(check: Checker) -> None:
+    for place, tensor in _tensors(check):
+        if tensor.HasField("reshape") and tensor.dims and list(tensor.reshape.shape) == list(tensor.dims):
+            path = f"{place}.reshape"
+            text = f"the reshape of '{tensor.name}' is its dims {list(tensor.dims)}"
+            check.say("reshape-without-effect", path, text, removal(path, "Remove the reshape"))
 
 
-def _warmups(check: _Checker) -> None:
-    taken = {each.name for each in check.message.model_warmup}
-    seen: set[str] = set()
-    for index, each in enumerate(check.message.model_warmup):
-        if each.name in seen:
-            number = 2
-            while f"{each.name}_{number}" in taken:
-                number += 1
-            new = f"{each.name}_{number}"
-            taken.add(new)
-            path = f"model_warmup[{index}].name"
-            fix = Fix(f'Rename it to "{new}"', (Edit(path, "set", new),))
-            check.say("duplicate-warmup", "warning", path, f"two warm-up samples are named '{each.name}'", fix)
-        seen.add(each.name)
+_CHANNELS = (1, 3, 4)
 
 
-def _map_keys(check: _Checker) -> None:
+def _formats(check: Checker) -> None:
+    formats = pb().ModelInput
+    for index, tensor in enumerate(check.message.input):
+        if len(tensor.dims) != 3 or tensor.format not in (formats.FORMAT_NHWC, formats.FORMAT_NCHW):
+            continue
+        first, last = tensor.dims[0] in _CHANNELS, tensor.dims[2] in _CHANNELS
+        here, other = ("FORMAT_NCHW", "FORMAT_NHWC") if tensor.format == formats.FORMAT_NCHW else (
+            "FORMAT_NHWC",
+            "FORMAT_NCHW",
+        )  # fmt: skip
+        if (last and not first) if here == "FORMAT_NCHW" else (first and not last):
+            text = f"dims {list(tensor.dims)} of '{tensor.name}' look like {other}, and the format is {here}"
+            check.say("dims-for-format", f"input[{index}].dims", text)
+
+
+# maps
+
+
+def _map_keys(check: Checker) -> None:
     _keys_in(check, check.document.tree)
 
 
-def _keys_in(check: _Checker, message: MessageNode) -> None:
+def _keys_in(check: Checker, message: MessageNode) -> None:
     for name in dict.fromkeys(node.type.name for node in message.fields):
         nodes = elements(message, name)
         if message.type.fields[name].is_map:
@@ -98,7 +96,7 @@ def _keys_in(check: _Checker, message: MessageNode) -> None:
                 _keys_in(check, item)
 
 
-def _keys_of(check: _Checker, name: str, places: list[tuple[FieldNode, int]]) -> None:
+def _keys_of(check: Checker, name: str, places: list[tuple[FieldNode, int]]) -> None:
     seen: set[object] = set()
     for node, index in places:
         entry = node.items()[index]
@@ -108,132 +106,116 @@ def _keys_of(check: _Checker, name: str, places: list[tuple[FieldNode, int]]) ->
             shown = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
             text = f"'{name}' has the key {json.dumps(shown, ensure_ascii=False)} twice: only the last one counts"
             check.report.add("duplicate-map-key", "warning", (entry.start, entry.end), text)
+        elif key == b"":
+            text = f"this is an entry of '{name}' with an empty key"
+            alone = len(node.items()) == 1
+            fix = (
+                Fix("Remove it", (), ((*whole_field(check.document.data, node.start, node.end), b""),))
+                if alone
+                else None
+            )
+            check.report.add("empty-map-key", "warning", (entry.start, entry.end), text, fix=fix)
         seen.add(key)
 
 
-def _delay(check: _Checker) -> None:
+# backends
+
+
+def _platform(check: Checker) -> None:
     message = check.message
-    if message.max_batch_size > 1 or not message.HasField("dynamic_batching"):
+    same = bool(message.backend) and backend_of_platform(message.platform) == message.backend
+    if same and message.platform not in _MANY_PLATFORMS:
+        text = f"backend '{message.backend}' has no other platform than '{message.platform}'"
+        check.say("redundant-platform", "platform", text)
+
+
+_MANY_PLATFORMS = ("tensorflow_savedmodel", "tensorflow_graphdef", "pytorch_libtorch", "torch_aoti")
+"""Platforms that tell which of several kinds of file the backend reads."""
+
+
+def _accelerator(check: Checker) -> None:
+    if check.backend != "tensorrt":
         return
-    if message.dynamic_batching.max_queue_delay_microseconds and (message.max_batch_size == 1 or message.input):
-        path = "dynamic_batching.max_queue_delay_microseconds"
-        text = (
-            f"max_batch_size is {message.max_batch_size}: no batch can form, the delay does nothing but keep requests "
-            "waiting"
-        )
-        check.say("delay-without-batching", "warning", path, text, Fix("Remove the delay", (Edit(path, "remove"),)))
-
-
-def _priorities(check: _Checker) -> None:
-    batching = check.message.dynamic_batching
-    if batching.priority_queue_policy and not batching.priority_levels:
-        path = "dynamic_batching.priority_queue_policy"
-        zero = 0 in batching.priority_queue_policy
-        text = "priority_queue_policy is ignored without priority_levels" + (
-            ", and level 0 does not exist" if zero else ""
-        )
-        check.say("priority-without-levels", "warning", path, text, Fix("Remove it", (Edit(path, "remove"),)))
-
-
-def _accelerator(check: _Checker) -> None:
-    message = check.message
-    if message.backend != "tensorrt" and message.platform != "tensorrt_plan":
-        return
-    for index, each in enumerate(message.optimization.execution_accelerators.gpu_execution_accelerator):
+    for index, each in enumerate(check.message.optimization.execution_accelerators.gpu_execution_accelerator):
         if each.name == "tensorrt":
             path = f"optimization.execution_accelerators.gpu_execution_accelerator[{index}]"
             text = (
                 "the TensorRT accelerator does nothing in a TensorRT model: precision and the like are fixed when the "
                 "engine is built"
             )
-            check.say("accelerator-for-tensorrt", "warning", path, text, Fix("Remove it", (Edit(path, "remove"),)))
+            check.say("accelerator-for-tensorrt", path, text, removal(path))
 
 
-_THREADS = ("intra_op_thread_count", "INTRA_OP_THREAD_COUNT", "CPU_EXTENSION_THREADS", "NUM_THREADS", "num_threads")
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "onnxruntime": (
+        "intra_op_thread_count",
+        "inter_op_thread_count",
+        "execution_mode",
+        "level",
+        "enable_mem_arena",
+        "enable_mem_pattern",
+        "memory.enable_memory_arena_shrinkage",
+    ),
+    "python": ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "WORKBENCH_EXECUTION"),
+    "pytorch": (
+        "DISABLE_OPTIMIZED_EXECUTION",
+        "INFERENCE_MODE",
+        "ENABLE_NVFUSER",
+        "ENABLE_WEIGHT_SHARING",
+        "ENABLE_CACHE_CLEANING",
+        "INTER_OP_THREAD_COUNT",
+        "INTRA_OP_THREAD_COUNT",
+        "ENABLE_JIT_EXECUTOR",
+        "ENABLE_JIT_PROFILING",
+        "ENABLE_TENSOR_FUSER",
+    ),
+}
+"""The parameters that a backend reads, by their exact names (the backends' documentation)."""
 
 
-def _threads(check: _Checker) -> None:
-    cores, message = check.context.cores, check.message
-    if not cores:
-        return
-    instances = sum(max(each.count, 1) for each in message.instance_group if each.kind != 1) or 1
-    for name in _THREADS:
-        if name not in message.parameters:
+def _parameters(check: Checker) -> None:
+    known = _PARAMETERS.get(check.backend, ())
+    for entry in elements(check.document.tree, "parameters").nodes:
+        if not isinstance(entry, MessageNode):
             continue
-        value = message.parameters[name].string_value.strip()
-        threads = int(value) if value.isdecimal() and len(value) < 6 else 0
-        if threads * instances > cores and threads:
-            best = max(1, cores // instances)
-            path = f'parameters["{name}"].string_value'
-            text = f"{instances} instances x {threads} threads on {cores} cores: they take turns"
-            fix = Fix(f"Set {name} to {best}", (Edit(path, "set", str(best)),)) if best < threads else None
-            check.say("too-many-threads", "warning", path, text, fix)
+        key = map_key(entry)
+        word = key.decode("utf-8", "replace") if isinstance(key, bytes) else ""
+        better = None if not word or word in known else closest(word, known, cutoff=0.85)
+        for node in entry.named("key"):
+            if better is not None and isinstance(node.value, ScalarNode):
+                text = f"backend {check.backend} reads no parameter '{word}'. Did you mean '{better}'?"
+                change = (node.value.start, node.value.end, f'"{better}"'.encode())
+                place = (node.value.start, node.value.end)
+                check.report.add("unknown-parameter", "hint", place, text, fix=Fix(f"Write {better}", (), (change,)))
 
 
-def _release(check: _Checker) -> None:
-    message, release = check.message, check.release
-    shown = check.context.triton_release
-    tensorflow = message.backend == "tensorflow" or message.platform.startswith("tensorflow_")
-    if tensorflow and release > (25, 2):
-        path = "backend" if message.backend else "platform"
-        text = f"Triton {shown} has no TensorFlow backend: 25.02 was the last release with it"
-        check.say("release", "error", path, text)
-    if message.ensemble_scheduling.max_inflight_requests and (0, 0) < release < (25, 12):
-        path = "ensemble_scheduling.max_inflight_requests"
-        text = f"Triton {shown} does not know max_inflight_requests and refuses the file: it came with 25.12"
-        check.say("release", "error", path, text, Fix("Remove it", (Edit(path, "remove"),)))
-    if message.HasField("model_metrics") and (0, 0) < release <= (24, 10):
-        text = f"Triton {shown} does not know model_metrics and refuses the file: it came later"
-        check.say("release", "error", "model_metrics", text, Fix("Remove it", (Edit("model_metrics", "remove"),)))
-
-
-_PLACEHOLDER = re.compile(rb"\$\{[^}]*\}|\$[A-Z][A-Z0-9_]*|\{\{[^}]*\}\}")
-
-
-def _placeholders(check: _Checker) -> None:
-    """Placeholders inside strings: the file parses, but nobody means ``${backend}``."""
-    for node, item in _scalars(check.document.tree):
-        match = _PLACEHOLDER.search(item.value) if isinstance(item.value, bytes) else None
-        if match is not None:
-            found = match.group().decode("utf-8", "replace")
-            text = f"unfilled placeholder {found} in {node.type.name}"
-            severity: Severity = "error" if node.type.name in ("name", "backend", "platform") else "warning"
-            check.report.add("template-placeholder", severity, (item.start, item.end), text)
-
-
-def _scalars(message: MessageNode) -> list[tuple[FieldNode, ScalarNode]]:
-    out: list[tuple[FieldNode, ScalarNode]] = []
-    for node in message.fields:
-        for item in node.items():
-            if isinstance(item, ScalarNode):
-                out.append((node, item))
-            else:
-                out += _scalars(item)
-    return out
-
-
-def _eager(check: _Checker) -> None:
-    message = check.message
-    if message.optimization.eager_batching and message.backend != "tensorrt" and message.platform != "tensorrt_plan":
+def _eager(check: Checker) -> None:
+    if check.message.optimization.eager_batching and check.backend != "tensorrt":
         path = "optimization.eager_batching"
         text = "eager_batching is read by the TensorRT backend only"
-        check.say("ignored-setting", "hint", path, text, Fix("Remove it", (Edit(path, "remove"),)))
+        check.say("ignored-setting", path, text, removal(path))
 
 
-def _warned(check: _Checker) -> None:
+def _warned(check: Checker) -> None:
     for problem in warnings(check.message):
-        check.say("ignored-setting", "warning", problem.path, problem.message)
+        check.say("ignored-setting", problem.path, problem.message, None, "warning")
 
 
-_RULES: tuple[Callable[[_Checker], None], ...] = (
+# placeholders
+
+
+def _placeholders(check: Checker) -> None:
+    string_placeholders(check.document.tree, check.report)
+
+
+_RULES: tuple[Callable[[Checker], None], ...] = (
     _batch_axis,
-    _warmups,
+    _reshapes,
+    _formats,
     _map_keys,
-    _delay,
-    _priorities,
+    _platform,
     _accelerator,
-    _threads,
-    _release,
+    _parameters,
     _placeholders,
     _warned,
     _eager,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import dataclass
@@ -10,9 +9,11 @@ from dataclasses import dataclass
 from workbench.config.convert import from_json, to_text
 from workbench.config.findings import Finding, Fix, Report
 from workbench.config.path import Edit
+from workbench.config.placeholders import BARE, COMMENTED, string_placeholders
 from workbench.config.schema import EnumType, types
+from workbench.config.spelling import closest
 from workbench.config.style import line_indent, starts_line
-from workbench.config.surroundings import enclosing, scalar_after, whole_field
+from workbench.config.surroundings import block_end, enclosing, scalar_after, whole_field
 from workbench.config.syntax import ParseError, Parser
 from workbench.config.tokens import SyntaxFault
 from workbench.errors import ConfigError
@@ -28,9 +29,6 @@ _SMART = {
     "\u2019": b"'",
 }
 _SMART_PATTERN = re.compile(b"|".join(re.escape(char.encode()) for char in _SMART))
-_PLACEHOLDER = re.compile(
-    rb"\$\{[^}\n]*\}|\$[A-Za-z_][A-Za-z0-9_]*|\{\{[^}\n]*\}\}|#[A-Z][A-Z0-9_]{2,}|<[A-Z_]{3,}>|@[A-Z_]+@"
-)
 _CAPITALS = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 _NO_FIELD = re.compile(r'Message type "([^"]+)" has no field named "([^"]*)"')
 _NO_ENUM = re.compile(r'Unknown enumeration value of "([^"]*)" for field "([^"]*)"')
@@ -68,7 +66,8 @@ class _Explainer:
     def _behind(self) -> None:
         """What C++ would report only after the first error was mended."""
         parser = Parser(self.data, recover=True)
-        parser.parse()
+        tree = parser.parse()
+        string_placeholders(tree, self.report)
         known = {(fault.start, fault.message) for fault in self.faults}
         for fault in parser.faults[:200]:
             if (fault.start, fault.message) not in known and _is_certain(fault.message):
@@ -149,13 +148,16 @@ class _Explainer:
 
     def _placeholder(self, fault: SyntaxFault) -> tuple[str, str, Fix | None] | None:
         text = self._text(fault)
-        match = _PLACEHOLDER.match(self.data, fault.start) or _PLACEHOLDER.match(self.data, fault.end)
+        match = BARE.match(self.data, fault.start) or BARE.match(self.data, fault.end)
+        commented = COMMENTED.search(self.data, 0, fault.start)
         if match is not None and not match.group().startswith(b"#"):
             found = match.group().decode("utf-8", "replace")
         elif match is not None and text.startswith("TYPE_") and match.start() == fault.end:
             found = text + match.group().decode()
         elif fault.message.startswith(("Expected integer", "Expected double")) and _CAPITALS.match(text):
             found = text
+        elif commented is not None and fault.message.startswith("Expected"):
+            found = commented.group(1).decode("utf-8", "replace")
         else:
             return None
         return "template-placeholder", f"(unfilled placeholder {found})", None
@@ -165,9 +167,7 @@ class _Explainer:
         if match is None:
             return None
         owner, name = types()[match.group(1)], match.group(2)
-        close = difflib.get_close_matches(name.lower(), owner.fields, n=1, cutoff=0.7)
-        squeezed = {each.replace("_", ""): each for each in owner.fields}
-        better = squeezed.get(name.lower().replace("_", "")) or (close[0] if close else None)
+        better = closest(name, owner.fields)
         homes = [each for each in types().values() if name in each.fields and not each.is_entry]
         if better is None and homes:
             return self._misplaced(fault, name, sorted({_path_of(each.full_name) for each in homes}))
@@ -199,7 +199,7 @@ class _Explainer:
     def _scheduler(self) -> str:
         """The scheduler that the file sets; dynamic_batching where it sets none."""
         for name in _SCHEDULERS:
-            if re.search(rb"(?m)^[ \t]*" + name.encode() + rb"\b", self.data):
+            if self._scheduler_written(name) is not None:
                 return name
         return _SCHEDULERS[0]
 
@@ -220,6 +220,23 @@ class _Explainer:
             text = "".join(f"{outer}{line}\n" for line in text.split("\n")) + inner
         fix = Fix(f"Write one {block.name} for each key", (), ((begin, fault.start, text.encode()),))
         return "two-keys", f"(one {block.name} holds one key)", fix
+
+    def _scheduler_of_an_ensemble(self) -> Fix | None:
+        """An ensemble cannot have a batcher: there is no doubt which of the two schedulers goes."""
+        if self._scheduler_written("ensemble_scheduling") is None:
+            return None
+        for name in _SCHEDULERS[:2]:
+            found = self._scheduler_written(name)
+            end = None if found is None else block_end(self.data, found[1])
+            if found is not None and end is not None:
+                changes = ((*whole_field(self.data, found[0], end), b""),)
+                return Fix(f"Remove {name}: the models of the steps have it", (), changes)
+        return None
+
+    def _scheduler_written(self, name: str) -> tuple[int, int] | None:
+        """Where a scheduler's field begins and its name ends."""
+        match = re.search(rb"(?m)^[ \t]*(" + name.encode() + rb")\b", self.data)
+        return None if match is None else match.span(1)
 
     def _enum(self, fault: SyntaxFault) -> tuple[str, str, Fix | None] | None:
         match = _NO_ENUM.match(fault.message)
@@ -249,7 +266,7 @@ class _Explainer:
                 fix = Fix(f"Write {number.group(1)}", (), ((fault.start, fault.end, number.group(1).encode()),))
                 return "number-form", "(a whole number is expected)", fix
         if "another member of oneof" in fault.message:
-            return "two-schedulers", "Remove one of them.", None
+            return "two-schedulers", "Remove one of them.", self._scheduler_of_an_ensemble()
         return None
 
 
@@ -293,8 +310,7 @@ def _closest_enum(value: str, field_name: str) -> str | None:
         for spelled in (upper, upper.replace("FLOAT", "FP")):
             if prefix + spelled in names:
                 return prefix + spelled
-    close = difflib.get_close_matches(upper, names, n=1, cutoff=0.75)
-    return close[0] if close else None
+    return closest(upper, names, cutoff=0.75)
 
 
 # YAML

@@ -39,6 +39,16 @@ _FILE_OF_BACKEND = {
     "python": "model.py",
 }
 
+PLATFORMS = tuple(_BACKEND_OF_PLATFORM)
+"""Every platform but ``ensemble``."""
+
+BACKENDS = (
+    *dict.fromkeys(row[1] for row in _FILES),
+    *("dali", "fil", "vllm", "tensorrtllm", "armnn_tflite"),
+    *("identity", "repeat", "square", "sequence", "dyna_sequence", "iterative_sequence"),
+)
+"""The backends that Triton's releases and its tests bring (server ``build.py``)."""
+
 
 def backend_of_platform(platform: str) -> str:
     """The backend that a platform names; "" for one that Triton does not know."""

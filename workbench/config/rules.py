@@ -304,7 +304,6 @@ _MEANING = {
     "redundant-platform": Rule(
         "hint",
         "The backend says it all; a platform beside it is one more thing to keep right.",
-        "removes platform",
     ),
     "reshape-without-effect": Rule("hint", "The reshape is what dims says already.", "removes the reshape"),
     "dims-for-format": Rule(

@@ -42,6 +42,24 @@ def enclosing(data: bytes, offset: int) -> list[Block]:
                 name, start = closed.name, closed.start
 
 
+def block_end(data: bytes, offset: int) -> int | None:
+    """The end of the first ``{ ... }`` after a byte offset; None where it is not closed."""
+    tokens = Tokenizer(data, Positions(data))
+    depth = 0
+    while True:
+        token = tokens.next()
+        if token.kind == "end":
+            return None
+        if token.start < offset:
+            continue
+        if token.text in (b"{", b"<"):
+            depth += 1
+        elif token.text in (b"}", b">"):
+            depth -= 1
+            if depth == 0:
+                return token.end
+
+
 _SCALAR = re.compile(rb"[ \t]*:[ \t]*(-?[A-Za-z0-9_.+-]+|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')")
 
 
