@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,42 @@ def test_giving_a_request_back_without_iterative_sequence_is_an_error(
     engine = make_engine(tmp_path)
     error = refused(engine, ask(1, 1, start=True, model="gate", parameters={"do": "again:1"}))
     assert error.message.startswith("Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE")
+
+
+# ---- preserve_ordering
+
+
+@pytest.mark.rule("3.6c")
+def test_oldest_with_preserve_ordering_answers_in_the_order_in_which_requests_left(
+    tmp_path: Path, make_engine: Any, gate: Gate
+) -> None:
+    (tmp_path / "gate" / "1").mkdir(parents=True)
+    loop = 'parameters { key: "loop" value { string_value: "1" } }'
+    (tmp_path / "gate" / "config.pbtxt").write_text(GATE % (1, 2, "oldest { preserve_ordering: true }") + loop)
+    engine = make_engine(tmp_path)
+    first, second = Asker(engine).send([ask(0, name, start=True, model="gate", id=str(name)) for name in (1, 2)])
+    for _ in range(2):
+        assert gate.started.acquire(timeout=10)
+    by_request = {instance.running.requests[0].id: instance for instance in gate.instances.values()}
+    ended = threading.Event()
+    engine.loop.call_soon_threadsafe(lambda: (by_request["2"].end(), ended.set()))
+    assert ended.wait(10)
+    assert not second.ended.is_set(), "the later request was answered first"
+    engine.loop.call_soon_threadsafe(by_request["1"].end)
+    assert second.wait().error is None
+    assert (first.order, second.order) == (0, 1)
+
+
+@pytest.mark.rule("3.6c")
+def test_preserve_ordering_does_not_wait_for_a_sequence_in_the_backlog(tmp_path: Path, make_engine: Any) -> None:
+    """It would wait for ever: the backlog waits for the sequence whose answer is kept back."""
+    add_accumulator(
+        tmp_path, size=1, strategy="oldest { preserve_ordering: true }", more="max_sequence_idle_microseconds: 60000000"
+    )
+    engine = make_engine(tmp_path)
+    value(engine, ask(1, 1, start=True))
+    (waiting,) = Asker(engine).send([ask(2, 2, start=True)])
+    assert value(engine, ask(1, 1)) == 2
+    assert not waiting.ended.is_set()
+    assert value(engine, ask(1, 1, end=True)) == 3
+    assert waiting.wait().as_numpy("y")[0, 0] == 102

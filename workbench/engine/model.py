@@ -41,6 +41,8 @@ class ModelVersion:
     """
 
     ticket_class: type[Ticket] = Ticket
+    orders_by_arrival = True
+    """Whether preserve_ordering means the order of arrival; else it is that in which requests leave the queue."""
 
     def __init__(self, core: EngineCore, name: str, version: int, config: Any, loaded: LoadedModel) -> None:
         self.core = core
@@ -167,13 +169,17 @@ class ModelVersion:
         if type(answer) is RejectedItem:
             raise self._refusal(request, answer)
         self._open[ticket.id] = ticket
-        if self.settings.preserve_ordering:
-            ticket.held = []
-            self._order.append(ticket)
+        if self.settings.preserve_ordering and self.orders_by_arrival:
+            self._keep_in_order(ticket)
         if not self._planned:
             self._planned = True
             self.core.loop.call_soon(self._dispatch)
         return ticket
+
+    def _keep_in_order(self, ticket: Ticket) -> None:
+        """The answers of this request come behind those of the requests that were here before it."""
+        ticket.held = []
+        self._order.append(ticket)
 
     def _refusal(self, request: InferenceRequest, answer: RejectedItem) -> WorkbenchError:
         text = id_prefix(request) + answer.message if answer.id_prefix else answer.message

@@ -51,6 +51,7 @@ class SequenceVersion(ModelVersion):
     """A version with sequence batching that can serve."""
 
     ticket_class = SequenceTicket
+    orders_by_arrival = False  # one in the backlog waits for sequences whose clients wait for their answers
     settings: SequenceSettings
     scheduler: SequenceScheduler
 
@@ -157,6 +158,8 @@ class SequenceVersion(ModelVersion):
                 assert isinstance(ticket, Ticket)
                 request = ticket.request
                 tickets.append(ticket)
+                if self.settings.preserve_ordering and ticket.held is None:
+                    self._keep_in_order(ticket)
                 states = self._states.before(slot.index, row)
             requests.append(
                 dataclasses.replace(
