@@ -7,10 +7,12 @@ decide: mappings, data types, shapes, batch sizes, decoupled models. Source: ``e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
+from workbench.config.problem import Problem
 from workbench.errors import ConfigError
 
 Shape = tuple[int, ...]
@@ -169,6 +171,9 @@ def reshape_input(spec: TensorSpec, batching: bool, shape: Shape) -> Shape:
 
 # ---- checks
 
+_Refuse = Callable[[Problem], None]
+"""Takes what is wrong: raises it, or collects it and lets the check go on."""
+
 
 @dataclass(slots=True, eq=False)
 class _Node:
@@ -203,8 +208,11 @@ def plan_ensemble(message: Any, models: Mapping[str, ModelDescription]) -> Ensem
     from workbench.config.validate_ensemble import ensemble_problems
     from workbench.config.validation import ValidationError
 
-    for problem in ensemble_problems(message):
+    def refuse(problem: Problem) -> NoReturn:
         raise ValidationError(problem)
+
+    for problem in ensemble_problems(message):
+        refuse(problem)
     steps = message.ensemble_scheduling.step
     missing = sorted({step.model_name for step in steps if step.model_name not in models})
     if missing:
@@ -212,22 +220,46 @@ def plan_ensemble(message: Any, models: Mapping[str, ModelDescription]) -> Ensem
             f"ensemble {message.name} contains models that are not available or ambiguous: {', '.join(missing)}"
         )
     me = describe_model(message)
-    nodes: dict[str, _Node] = {}
-    for spec in (*me.inputs, *me.outputs):
-        nodes.setdefault(spec.name, _Node(me.name, spec.datatype, spec.inner_dims, me.max_batch_size > 0))
-    for step in steps:
-        model = models[step.model_name]
-        if model.max_batch_size and model.max_batch_size < me.max_batch_size:
-            raise ConfigError(
-                f"ensemble {me.name} allows maximum batch size {me.max_batch_size}, but it contains model {model.name} "
-                f"which only allows maximum batch size to be {model.max_batch_size}"
-            )
-        _map_inputs(me.name, step, model, nodes)
-        _map_outputs(me.name, step, model, nodes)
-    decoupled = _label_decoupled(me, nodes)
+    decoupled = _label_decoupled(me, _tensors(message, me, models, refuse), refuse)
     limit = getattr(message.ensemble_scheduling, "max_inflight_requests", 0)
     plan_steps = tuple(_plan_step(index, step, models[step.model_name]) for index, step in enumerate(steps))
     return EnsemblePlan(me.name, me.max_batch_size, me.inputs, me.outputs, plan_steps, decoupled, limit)
+
+
+def plan_problems(message: Any, models: Mapping[str, ModelDescription]) -> list[Problem]:
+    """All that ``plan_ensemble`` would refuse about the composing models, each with its place in the configuration.
+
+    Args:
+        message: of an ensemble that is right in itself, normalised.
+        models: the composing models by name, all of them.
+    """
+    found: list[Problem] = []
+    me = describe_model(message)
+    nodes = _tensors(message, me, models, found.append)
+    if not found:
+        _label_decoupled(me, nodes, found.append)
+    return found
+
+
+def _tensors(
+    message: Any, me: ModelDescription, models: Mapping[str, ModelDescription], refuse: _Refuse
+) -> dict[str, _Node]:
+    """The ensemble's tensors by name, checked against what the models say of them."""
+    nodes: dict[str, _Node] = {}
+    for spec in (*me.inputs, *me.outputs):
+        nodes.setdefault(spec.name, _Node(me.name, spec.datatype, spec.inner_dims, me.max_batch_size > 0))
+    for index, step in enumerate(message.ensemble_scheduling.step):
+        model = models[step.model_name]
+        if model.max_batch_size and model.max_batch_size < me.max_batch_size:
+            text = (
+                f"ensemble {me.name} allows maximum batch size {me.max_batch_size}, but it contains model {model.name} "
+                f"which only allows maximum batch size to be {model.max_batch_size}"
+            )
+            refuse(Problem("max_batch_size", text))
+        place = f"ensemble_scheduling.step[{index}]"
+        _map_inputs(me.name, step, model, nodes, place, refuse)
+        _map_outputs(me.name, step, model, nodes, place, refuse)
+    return nodes
 
 
 def _plan_step(index: int, step: Any, model: ModelDescription) -> PlanStep:
@@ -243,63 +275,88 @@ def _plan_step(index: int, step: Any, model: ModelDescription) -> PlanStep:
     )
 
 
-def _map_inputs(ensemble: str, step: Any, model: ModelDescription, nodes: dict[str, _Node]) -> None:
+def _map_inputs(
+    ensemble: str, step: Any, model: ModelDescription, nodes: dict[str, _Node], place: str, refuse: _Refuse
+) -> None:
     names = {spec.name for spec in model.inputs}
     for name, tensor in sorted(step.input_map.items()):
         if name not in names:
-            raise ConfigError(
+            text = (
                 f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model "
                 f"{model.name}"
             )
+            refuse(Problem(_entry(place, "input_map", name), text))
     for spec in model.inputs:
         if spec.name in step.input_map:
-            _match(ensemble, step.input_map[spec.name], spec, model, nodes)
+            path = _entry(place, "input_map", spec.name)
+            _match(ensemble, step.input_map[spec.name], spec, model, nodes, path, refuse)
         elif not spec.optional:
-            raise ConfigError(
+            text = (
                 f"in ensemble {ensemble}, input {spec.name} in model {model.name} is not mapped to any ensemble tensors"
             )
+            refuse(Problem(place, text))
 
 
-def _map_outputs(ensemble: str, step: Any, model: ModelDescription, nodes: dict[str, _Node]) -> None:
+def _map_outputs(
+    ensemble: str, step: Any, model: ModelDescription, nodes: dict[str, _Node], place: str, refuse: _Refuse
+) -> None:
     specs = {spec.name: spec for spec in model.outputs}
+    known = {}
     for name, tensor in sorted(step.output_map.items()):
-        if name not in specs:
-            raise ConfigError(
-                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model "
-                f"{model.name}"
-            )
+        if name in specs:
+            known[name] = tensor
+            continue
+        text = (
+            f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model "
+            f"{model.name}"
+        )
+        refuse(Problem(_entry(place, "output_map", name), text))
     sibling = _Node(model.name)
-    for name, tensor in sorted(step.output_map.items()):
-        node = _match(ensemble, tensor, specs[name], model, nodes)
+    for name, tensor in known.items():
+        node = _match(ensemble, tensor, specs[name], model, nodes, _entry(place, "output_map", name), refuse)
         node.sibling, node.decoupled = sibling, model.decoupled
         for source in sorted(set(step.input_map.values())):
-            node.before.append(nodes[source])
-            nodes[source].after.append(node)
+            if source in nodes:  # else it is mapped to an input that does not exist
+                node.before.append(nodes[source])
+                nodes[source].after.append(node)
 
 
-def _match(ensemble: str, tensor: str, spec: TensorSpec, model: ModelDescription, nodes: dict[str, _Node]) -> _Node:
+def _entry(place: str, field_name: str, key: str) -> str:
+    return f"{place}.{field_name}[{json.dumps(key, ensure_ascii=False)}]"
+
+
+def _match(
+    ensemble: str,
+    tensor: str,
+    spec: TensorSpec,
+    model: ModelDescription,
+    nodes: dict[str, _Node],
+    path: str,
+    refuse: _Refuse,
+) -> _Node:
     """The tensor's node, made now or found to agree with the model's input or output."""
     mine = _Node(model.name, spec.datatype, spec.dims, model.max_batch_size > 0)
     known = nodes.setdefault(tensor, mine)
     intro = f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent"
     if known.datatype != mine.datatype:
-        raise ConfigError(
+        text = (
             f"{intro} data type: {known.datatype} is inferred from model {known.model} while {mine.datatype} is "
             f"inferred from model {mine.model}"
         )
-    if not dims_agree(known.dims, mine.dims) and not dims_agree(known.full_dims, mine.full_dims):
-        raise ConfigError(
+        refuse(Problem(path, text))
+    elif not dims_agree(known.dims, mine.dims) and not dims_agree(known.full_dims, mine.full_dims):
+        text = (
             f"{intro} shape: {dims_text(known.full_dims)} is inferred from model {known.model} while "
             f"{dims_text(mine.full_dims)} is inferred from model {mine.model}"
         )
+        refuse(Problem(path, text))
     return known
 
 
-def _label_decoupled(me: ModelDescription, nodes: dict[str, _Node]) -> bool:
+def _label_decoupled(me: ModelDescription, nodes: dict[str, _Node], refuse: _Refuse) -> bool:
     """Follows the data from the inputs, with a label for each decoupled step; whether there is any.
 
-    Raises:
-        ConfigError: a step has inputs from different decoupled steps.
+    A step that has inputs from different decoupled steps is refused.
     """
     sink = _Node(me.name)
     for output in me.outputs:
@@ -316,10 +373,11 @@ def _label_decoupled(me: ModelDescription, nodes: dict[str, _Node]) -> bool:
                 continue
             before_label = after.before[0].label
             if any(before.label != before_label for before in after.before):
-                raise ConfigError(
+                text = (
                     f"in ensemble {me.name}, step of model '{after.model}' receives inputs originated from different "
                     "decoupled models"
                 )
+                refuse(Problem("ensemble_scheduling", text))
             sibling = after.sibling
             if sibling is not None and sibling.visited:
                 after.label = sibling.label
