@@ -25,7 +25,8 @@ from workbench.backends.base import (
     ModelDescription,
     TensorSpec,
 )
-from workbench.backends.onnxruntime_config import check_fit, session_options, tensor_specs
+from workbench.backends.onnx_fit import check_fit
+from workbench.backends.onnxruntime_config import session_options, tensor_specs
 from workbench.backends.ragged import batch_inputs, batch_outputs, scatter
 from workbench.errors import BackendError, InternalError, InvalidRequest, NotReady
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor

@@ -1,18 +1,17 @@
-"""What a configuration says to ONNX Runtime, and whether it fits the model file: Triton's names, defaults and texts.
+"""What a configuration says to ONNX Runtime: Triton's names, defaults and texts.
 
-Source: onnxruntime_backend's ``ModelState``, ``ValidateInputs``, ``ValidateOutputs`` and ``CompareDimsSupported``.
+Source: onnxruntime_backend's ``ModelState``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnxruntime as ort
 
 from workbench.backends.base import TensorSpec
-from workbench.errors import InternalError, InvalidRequest
-from workbench.protocol import datatypes
+from workbench.errors import InvalidRequest
 
 _ORT_TYPES = {
     "tensor(bool)": "BOOL",
@@ -121,132 +120,3 @@ def session_options(config: Any) -> ort.SessionOptions:
 def _refuse_accelerators(config: Any) -> None:
     for accelerator in config.optimization.execution_accelerators.cpu_execution_accelerator:
         raise InvalidRequest(f"unknown Execution Accelerator '{accelerator.name}' is requested")
-
-
-def check_fit(
-    config: Any, inputs: Sequence[TensorSpec], overridable: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
-) -> None:
-    """Compares the configuration with the model file.
-
-    ``overridable`` are initializers that may be given as inputs.
-
-    Raises:
-        InvalidRequest: they do not fit (texts of 10.43 and of ``CompareDimsSupported``).
-    """
-    sequence = config.sequence_batching
-    made = [item.name for item in sequence.control_input] + [item.input_name for item in sequence.state]
-    expected = len(config.input) + len(made) + len(config.batch_input)
-    names = {spec.name for spec in overridable}
-    required = sum(item.name not in names for item in config.input) + expected - len(config.input)
-    if len(inputs) != required:
-        raise InvalidRequest(
-            f"unable to load model '{config.name}', configuration expects {required} inputs, "
-            f"model provides {len(inputs)}"
-        )
-    by_name = {spec.name: spec for spec in (*overridable, *inputs)}
-    for item in sequence.control_input:
-        if item.name not in by_name:
-            raise InvalidRequest(
-                f"configuration specified sequence control '{item.name}', but model does not provide that input"
-            )
-    for state in sequence.state:
-        _find(state.input_name, by_name, "input")
-    for item in config.input:
-        if item.optional and config.max_batch_size != 0:
-            raise InvalidRequest(
-                f"unable to load model '{config.name}', optional input '{item.name}' is not supported for models that "
-                "support batching"
-            )
-        spec = _find(item.name, by_name, "input")
-        _check_datatype(config, item, spec, "input")
-        if item.allow_ragged_batch:
-            _check_ragged(config, item, spec)
-        else:
-            _check_dims(config, item, spec, exact=False)
-    by_name = {spec.name: spec for spec in outputs}
-    for state in sequence.state:
-        _find(state.output_name, by_name, "output")
-    scattered = {name for item in config.batch_output for name in item.target_name}
-    for item in config.output:
-        spec = _find(item.name, by_name, "output")
-        _check_datatype(config, item, spec, "output")
-        if item.name not in scattered:  # Triton compares no shapes there: the batch's output may be flat
-            _check_dims(config, item, spec, exact=True)
-
-
-def _find(name: str, by_name: Mapping[str, TensorSpec], kind: str) -> TensorSpec:
-    spec = by_name.get(name)
-    if spec is None:
-        raise InvalidRequest(f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(sorted(by_name))}")
-    return spec
-
-
-def config_datatype(item: Any) -> str:
-    """The ``TYPE_...`` name of a configured tensor."""
-    field = item.DESCRIPTOR.fields_by_name["data_type"]
-    return str(field.enum_type.values_by_number[item.data_type].name)
-
-
-def _check_datatype(config: Any, item: Any, spec: TensorSpec, kind: str) -> None:
-    wanted = config_datatype(item)
-    row = datatypes.BY_CONFIG.get(wanted)
-    if row is None:
-        raise InternalError(f"unsupported datatype {wanted} for {kind} '{item.name}' for model '{config.name}'")
-    if row.wire != spec.datatype:
-        raise InvalidRequest(
-            f"unable to load model '{config.name}', configuration expects datatype {wanted} for {kind} '{item.name}', "
-            f"model provides TYPE_{spec.datatype or 'INVALID'}"
-        )
-
-
-def _check_ragged(config: Any, item: Any, spec: TensorSpec) -> None:
-    if item.optional:
-        raise InvalidRequest(
-            f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] for "
-            f"ragged input '{item.name}', which is not supported for optional input"
-        )
-    if spec.dims != (-1,):
-        raise InvalidRequest(
-            f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  for "
-            f"ragged input '{item.name}', model provides {_shape(spec.dims)}"
-        )
-
-
-def _check_dims(config: Any, item: Any, spec: TensorSpec, *, exact: bool) -> None:
-    dims = tuple(item.reshape.shape) if item.HasField("reshape") else tuple(item.dims)
-    if not spec.dims:
-        if any(dim != 1 for dim in dims):
-            raise InvalidRequest(
-                f"unable to load model '{config.name}', scalar tensor '{item.name}', should only provide 1 in the "
-                "model configuration when the model doesn't support batching. Model configuration provided: "
-                f"{_shape(dims)}."
-            )
-        return
-    head = f"model '{config.name}', tensor '{item.name}': "
-    batching = config.max_batch_size > 0
-    if batching and spec.dims[0] != -1:
-        raise InvalidRequest(
-            f"{head}for the model to support batching the shape should have at least 1 dimension and the first "
-            f"dimension must be -1; but shape expected by the model is {_shape(spec.dims)}"
-        )
-    full = (-1, *dims) if batching else dims
-    fits = len(full) == len(spec.dims) and all(
-        model == mine for model, mine in zip(spec.dims, full, strict=True) if exact or model != -1
-    )
-    if fits:
-        return
-    text = (
-        f"{head}the model expects {len(spec.dims)} dimensions (shape {_shape(spec.dims)}) but the model configuration "
-    )
-    if batching:
-        text += (
-            f"specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 followed by the "
-            f"explicit tensor shape, making complete shape {_shape(full)})"
-        )
-    else:
-        text += f"specifies {len(full)} dimensions (shape {_shape(full)})"
-    raise InvalidRequest(text)
-
-
-def _shape(dims: Sequence[int]) -> str:
-    return "[" + ",".join(map(str, dims)) + "]"
