@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asking import Asker
 
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.errors import LoadFailed, WorkbenchError
@@ -152,6 +153,31 @@ def test_square_fails_and_leaves_out_as_its_parameters_say(serve: Serve) -> None
     assert [int(next(responses).as_numpy("OUT")[0]) for _ in range(2)] == [5, 5]
     with pytest.raises(WorkbenchError, match="simulated failure"):
         next(responses)
+
+
+@pytest.mark.rule("11.7")
+def test_square_reports_its_responses_one_by_one(serve: Serve) -> None:
+    delays = parameter("CUSTOM_INFER_DELAY_NS", 4_000_000) + parameter("CUSTOM_OUTPUT_DELAY_NS", 2_000_000)
+    engine = serve(model=SQUARE + delays + parameter("CUSTOM_FAIL_COUNT", 1) + parameter("CUSTOM_EMPTY_COUNT", 1))
+    request = ask("model", {"IN": np.array([3], np.int32)})
+    for each in Asker(engine).send([request] * 2):
+        assert each.wait().final
+    rows = engine.statistics("model")["model_stats"][0]["response_stats"]
+    counts = {
+        number: {kind: pair["count"] for kind, pair in row.items() if pair["count"]} for number, row in rows.items()
+    }
+    made = {"compute_infer": 2, "compute_output": 2}
+    assert counts == {
+        "0": {**made, "success": 2},
+        "1": {**made, "fail": 2},
+        "2": {"compute_infer": 2, "empty_response": 2},
+    }
+    for row in rows.values():
+        assert row["compute_infer"]["ns"] >= 8_000_000
+        assert row["compute_output"]["ns"] >= 2_000_000 * row["compute_output"]["count"]
+        whole = row["compute_infer"]["ns"] + row["compute_output"]["ns"]
+        assert sum(row[kind]["ns"] for kind in ("success", "fail", "empty_response")) == whole
+        assert row["cancel"] == {"count": 0, "ns": 0}
 
 
 def numbers(engine: InferenceEngine, value: int, name: int | str, **flags: bool) -> list[int]:

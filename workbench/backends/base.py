@@ -96,6 +96,24 @@ class ModelContext:
     python_execution: Literal["process", "thread"] = "process"
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseReport:
+    """The times of one response, for ``response_stats``: ``number`` counts the responses of a request from 0.
+
+    Stamps are nanoseconds of the host's clock; ``output_start`` is 0 for a response that was left out.
+    """
+
+    number: int
+    start: int
+    output_start: int
+    end: int
+    failed: bool = False
+
+
+def _nowhere(report: ResponseReport) -> None:
+    """Nobody counts responses."""
+
+
 @dataclass(slots=True)
 class Execution:
     """One batch on its way through an instance.
@@ -116,6 +134,7 @@ class Execution:
     ``respond`` holds a thread that sends to a request of which ``RESPONSE_WINDOW`` responses are not taken yet (an
     ensemble's next step is at its limit, say). A loop instance may set ``taken``: it is called on the loop as (index,
     False) for each response, but for the final one, that has been taken, and as (index, True) when the request is over.
+    A backend whose responses are counted one by one gives the times of each to ``report``, from any thread.
     """
 
     requests: Sequence[InferenceRequest]
@@ -131,6 +150,7 @@ class Execution:
     seqs: Sequence[int] = ()
     rescheduled: set[int] | None = None
     taken: Callable[[int, bool], None] | None = None
+    report: Callable[[ResponseReport], None] = _nowhere
 
 
 class ThreadInstance(Protocol):

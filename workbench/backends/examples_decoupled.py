@@ -1,19 +1,21 @@
 """Triton's decoupled examples ``repeat`` and ``square``: each request is answered from a thread of its own.
 
 ``repeat`` sends IN[i] as OUT and i as IDX after DELAY[i] milliseconds, and keeps its instance for WAIT milliseconds.
-``square`` answers IN = n with n responses of n; parameters ``CUSTOM_INFER_DELAY_NS``, ``CUSTOM_OUTPUT_DELAY_NS``,
-``CUSTOM_FAIL_COUNT``, ``CUSTOM_EMPTY_COUNT``. Source of the behaviour: repeat_backend, square_backend.
+``square`` answers IN = n with n responses of n, and reports the times of each. Its parameters:
+``CUSTOM_INFER_DELAY_NS``, ``CUSTOM_OUTPUT_DELAY_NS``, ``CUSTOM_FAIL_COUNT``, ``CUSTOM_EMPTY_COUNT``. Source of the
+behaviour: repeat_backend, square_backend.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from workbench.backends.base import Execution, InstanceSpec, ModelContext
+from workbench.backends.base import Execution, InstanceSpec, ModelContext, ResponseReport
 from workbench.backends.examples_base import (
     ExampleBackend,
     ExampleInstance,
@@ -26,7 +28,14 @@ from workbench.backends.examples_base import (
 from workbench.errors import InvalidRequest, UnknownError, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 
-Send = Callable[[InferenceResponse], None]
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The way from one request's thread to whoever asked."""
+
+    send: Callable[[InferenceResponse], None]
+    is_cancelled: Callable[[], bool]
+    report: Callable[[ResponseReport], None]
 
 
 class _Answering(ExampleInstance):
@@ -46,13 +55,16 @@ class _Answering(ExampleInstance):
     def _main(self, execution: Execution, index: int) -> None:
         request, respond = execution.requests[index], execution.respond
         last = response_to(request, [])
+        stream = Stream(
+            lambda response: respond(index, response), lambda: execution.is_cancelled(index), execution.report
+        )
         try:
-            self.answer(request, lambda response: respond(index, response), lambda: execution.is_cancelled(index))
+            self.answer(request, stream)
         except WorkbenchError as error:
             last.error = error
         respond(index, last)
 
-    def answer(self, request: InferenceRequest, send: Send, is_cancelled: Callable[[], bool]) -> None:
+    def answer(self, request: InferenceRequest, stream: Stream) -> None:
         """Sends the responses but for the end of the stream."""
         raise NotImplementedError
 
@@ -72,7 +84,7 @@ class RepeatInstance(_Answering):
         super().run(execution)
         self.sleep(max(waits, default=0))
 
-    def answer(self, request: InferenceRequest, send: Send, is_cancelled: Callable[[], bool]) -> None:
+    def answer(self, request: InferenceRequest, stream: Stream) -> None:
         """Each element after its delay."""
         inputs = tensors_of(request)
         values, delays = inputs["IN"], inputs["DELAY"]
@@ -82,11 +94,11 @@ class RepeatInstance(_Answering):
             )
         for number, (value, delay) in enumerate(zip(values.data.ravel(), delays.data.ravel(), strict=True)):
             self.sleep(int(delay))
-            if is_cancelled():
+            if stream.is_cancelled():
                 return
             out = Tensor("OUT", "INT32", (1,), np.array([value], np.int32))
             idx = Tensor("IDX", "UINT32", (1,), np.array([number], np.uint32))
-            send(response_to(request, [out, idx], final=False))
+            stream.send(response_to(request, [out, idx], final=False))
 
 
 def _check(config: Any, inputs: list[tuple[str, str]], outputs: list[tuple[str, str]]) -> None:
@@ -143,24 +155,31 @@ class SquareInstance(_Answering):
             int(text) if text.isdecimal() else 0 for text in texts
         )
 
-    def answer(self, request: InferenceRequest, send: Send, is_cancelled: Callable[[], bool]) -> None:
+    def answer(self, request: InferenceRequest, stream: Stream) -> None:
         """First those that succeed, then those that fail, then those that are left out."""
         given = tensors_of(request)["IN"]
         require(len(given.shape) != 2 or given.shape[0] == 1, "unexpected shape for IN input")
         count = max(0, int(given.data.ravel()[0]))
         shape = (1,) * len(given.shape)
         for number in range(count):
+            start, output_start = self.clock(), 0
             self.sleep(self._infer_ns / 1e6)
-            if is_cancelled():
+            if stream.is_cancelled():
                 return
-            if number + self._empties >= count:
-                continue
-            self.sleep(self._output_ns / 1e6)
-            out = Tensor("OUT", "INT32", shape, np.full(shape, count, np.int32))
-            response = response_to(request, [out], final=False)
-            if number + self._fails + self._empties >= count:
-                response.outputs, response.error = [], UnknownError("simulated failure")
-            send(response)
+            failed = False
+            if number + self._empties < count:
+                output_start = self.clock()
+                self.sleep(self._output_ns / 1e6)
+                out = Tensor("OUT", "INT32", shape, np.full(shape, count, np.int32))
+                response = response_to(request, [out], final=False)
+                failed = number + self._fails + self._empties >= count
+                if failed:
+                    response.outputs, response.error = [], UnknownError("simulated failure")
+                end = self.clock()
+                stream.send(response)
+            else:
+                end = self.clock()
+            stream.report(ResponseReport(number, start, output_start, end, failed))
 
 
 class SquareBackend(ExampleBackend):

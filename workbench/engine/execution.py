@@ -7,7 +7,7 @@ import traceback
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from workbench.backends.base import Execution, Instance, InstanceSpec
+from workbench.backends.base import Execution, Instance, InstanceSpec, ResponseReport
 from workbench.clock import Clock
 from workbench.engine.flow import Flow
 from workbench.engine.ticket import Ticket
@@ -55,6 +55,7 @@ class Run:
             batch.seq,
             rows=[ticket.rows for ticket in tickets],
             seqs=[ticket.id for ticket in tickets],
+            report=self.report,
         )
         if model.decoupled:
             for index, ticket in enumerate(tickets):
@@ -95,6 +96,10 @@ class Run:
         elif not inbox.closed:  # else the engine has ended and has answered everything
             inbox.post(self.model.complete, self)
 
+    def report(self, report: ResponseReport) -> None:
+        """The times of a response (11.7). Thread-safe."""
+        self.model.core.inbox.post(self.model.statistics.responses.add, report)
+
     def is_cancelled(self, index: int) -> bool:
         """Whether the client has gone away. Thread-safe."""
         return self.tickets[index].cancelled
@@ -106,6 +111,7 @@ class Run:
         execution.respond = _no_response
         execution.finish = _no_finish
         execution.is_cancelled = _is_over
+        execution.report = _no_report
         self.finals = []
 
     def durations(self) -> tuple[int, int, int]:
@@ -124,6 +130,10 @@ def _no_response(index: int, response: InferenceResponse) -> None:
 
 def _no_finish(error: WorkbenchError | None) -> None:
     """The batch has ended."""
+
+
+def _no_report(report: ResponseReport) -> None:
+    """The request has ended."""
 
 
 def _is_over(index: int) -> bool:

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 from workbench.clock import wall_ms
+from workbench.engine.response_statistics import ResponseStatistics
 from workbench.errors import FailureReason
 
 REASONS: tuple[FailureReason, ...] = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -33,6 +34,7 @@ class ModelStatistics:
         "last_inference_ms",
         "queue_ns",
         "recent",
+        "responses",
         "success_count",
         "success_ns",
     )
@@ -47,6 +49,7 @@ class ModelStatistics:
         self.failures: dict[FailureReason, int] = dict.fromkeys(REASONS, 0)
         # batch size -> [count, input ns, infer ns, output ns]
         self.batches: dict[int, list[int]] = {}
+        self.responses = ResponseStatistics()
         self.recent: deque[tuple[int, str]] = deque(maxlen=64)
 
     def success(self, rows: int, total_ns: int, queue_ns: int, durations: tuple[int, int, int]) -> None:
@@ -96,7 +99,7 @@ class ModelStatistics:
                 "cache_hit": _pair(0, 0),
                 "cache_miss": _pair(0, 0),
             },
-            "response_stats": {},
+            "response_stats": self.responses.to_json(),
             "batch_stats": [
                 {
                     "batch_size": size,
