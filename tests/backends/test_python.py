@@ -170,6 +170,29 @@ TEXTS = {
             "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'str'>'."
         ),
     ),
+    "a tensor without its response": (
+        body("out.append(pb_utils.Tensor('OUT', np.zeros(1)))"),
+        "",
+        re.escape(
+            "Expected an 'InferenceResponse' object in the execute function return list, found type "
+            "'<class 'c_python_backend_utils.Tensor'>'."
+        ),
+    ),
+    "a request as the answer": (
+        body("out.append(r)"),
+        "",
+        re.escape(
+            "Expected an 'InferenceResponse' object in the execute function return list, found type "
+            "'<class 'c_python_backend_utils.InferenceRequest'>'."
+        ),
+    ),
+    "a response without a list": (
+        body("return pb_utils.InferenceResponse([])"),
+        "",
+        re.escape(
+            "Expected a list in the execute return, found type '<class 'c_python_backend_utils.InferenceResponse'>'."
+        ),
+    ),
     "no list": (
         body("return {}"),
         "",

@@ -123,7 +123,7 @@ def _read(data: bytes, spec: StateSpec, shape: tuple[int, ...], name: str) -> ND
     size = count * row.itemsize
     if len(data) < size:
         raise InvalidRequest(
-            f"initial_state setting expects {size} bytes, but the data provided from {name} only has {len(data)} bytes"
+            f"initial_state setting expects {size} bytes, but the data provided from {name}only has {len(data)} bytes."
         )
     return np.frombuffer(data[:size], dtype=row.numpy).reshape(shape)
 

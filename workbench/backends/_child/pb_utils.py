@@ -141,7 +141,7 @@ def _logger(runtime: requests.Runtime) -> type:
 def build(runtime: requests.Runtime, model_dir: str) -> types.ModuleType:
     """The module for one model. Its ``InferenceRequest`` runs nested requests through ``runtime``; see ``identify``."""
     module = types.ModuleType(NAME, "What a Python model talks to Triton with.")
-    bound = type("InferenceRequest", (requests.InferenceRequest,), {"_runtime": runtime})
+    bound = type("InferenceRequest", (requests.InferenceRequest,), {"_runtime": runtime, "__module__": tensors.MODULE})
     names: dict[str, Any] = {
         "InferenceRequest": bound,
         "InferenceResponse": tensors.InferenceResponse,

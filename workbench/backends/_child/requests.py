@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from workbench.backends._child.tensors import (
+    MODULE,
     InferenceResponse,
     Tensor,
     TritonError,
@@ -220,6 +221,7 @@ class Reply:
 class InferenceResponseSender:
     """Sends the responses of one request."""
 
+    __module__ = MODULE
     __slots__ = ("_outputs", "_reply")
 
     def __init__(self, reply: Reply, outputs: Any) -> None:

@@ -14,6 +14,9 @@ import numpy as np
 from workbench.backends._child.dtypes import TRITON_NUMBER, v2_name
 from workbench.backends._child.wire import unpack
 
+MODULE = "c_python_backend_utils"
+"""Where Triton's classes say that they come from: it stands in the texts that name their types."""
+
 
 class TritonModelException(Exception):
     """What the functions of this module raise, and what a model may raise."""
@@ -65,6 +68,7 @@ def check_parameters(parameters: Any) -> str:
 class TritonError:
     """An error to answer a request with. Not an exception: a model raises ``TritonModelException``."""
 
+    __module__ = MODULE
     __slots__ = ("_code", "_message")
 
     UNKNOWN = ErrorCode.UNKNOWN
@@ -106,6 +110,7 @@ class Tensor:
     Strings are object arrays of ``bytes`` (or ``str``, sent as UTF-8); the array is not copied.
     """
 
+    __module__ = MODULE
     __slots__ = ("__weakref__", "_array", "_datatype", "_name", "_shape", "_source")
     _name: str
     _datatype: str
@@ -180,6 +185,7 @@ _RESPONSE = (
 class InferenceResponse:
     """An answer: output tensors, or an error (which wins). ``parameters`` go to the client with it."""
 
+    __module__ = MODULE
     __slots__ = ("_error", "_parameters", "_tensors")
 
     def __init__(self, output_tensors: Any = (), error: TritonError | None = None, parameters: Any = None) -> None:
