@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from workbench.backends.host_policy import HostPolicy
 from workbench.clock import Clock
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
@@ -49,13 +50,32 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One instance: ``name`` is Triton's ``<group>_<n>``, ``kind`` KIND_CPU or KIND_GPU; ``index`` counts them all."""
+    """One instance: ``kind`` is KIND_CPU, KIND_GPU or KIND_MODEL; ``index`` counts those of a model version.
+
+    ``name`` is Triton's ``<group>_<n>``: a group on several GPUs has each name once a GPU. ``label`` is one instance's
+    alone, and what records and events call it. ``device_id`` is the number in ``instance_group.gpus``, 0 without one;
+    ``visible_devices`` is CUDA_VISIBLE_DEVICES for a process of its own (a MIG slice's uuid), which then finds its
+    device under ``local_device_id``. A ``passive`` instance is made, and executes nothing.
+    """
 
     name: str
     kind: str
     device_id: int
     index: int
-    host_policy: str = ""
+    host_policy: HostPolicy = field(default_factory=HostPolicy)
+    visible_devices: str = ""
+    passive: bool = False
+    on_several: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name, with the device where the group is on several."""
+        return f"{self.name} (gpu {self.device_id})" if self.on_several else self.name
+
+    @property
+    def local_device_id(self) -> int:
+        """The device's number in a process of the instance's own."""
+        return 0 if self.visible_devices else self.device_id
 
 
 class BackendHost(Protocol):
@@ -71,7 +91,7 @@ class BackendHost(Protocol):
         """A line for the server's log and event stream. Thread-safe."""
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
-        """An instance's process died (``healthy`` False) or is back. Thread-safe.
+        """An instance's process died (``healthy`` False) or is back; ``instance`` is its label. Thread-safe.
 
         Requests wait for an instance that will be back; when all instances of a model are ``gone`` for good, they fail.
         """

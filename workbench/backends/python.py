@@ -22,9 +22,16 @@ _PLAIN_CLASS = re.compile(r"^class\s+TritonPythonModel\s*(\(\s*(object)?\s*\))?\
 
 
 class PythonBackend:
-    """Triton's backend ``python``."""
+    """Triton's backend ``python``, or a Python-based one of another name.
 
-    name = "python"
+    A Python-based backend has one model.py in its own directory for all its models (``shared``); a model's directory
+    then only has what that file reads.
+    """
+
+    def __init__(self, name: str = "python", shared: Path | None = None) -> None:
+        self.name = name
+        self.shared = shared
+        self.runtime = "" if shared is None else "model.py"
 
     def describe(self, context: ModelContext) -> ModelDescription | None:
         """None: a model.py says nothing of its tensors, except through ``auto_complete_config``."""
@@ -36,14 +43,14 @@ class PythonBackend:
         Raises:
             BackendError: what the model raised, in Triton's words; its process died or took too long.
         """
-        path = model_file(context)
+        path = self.shared or model_file(context)
         if not path.is_file() or not _may_auto_complete(context, path):
             return None
         keeper = Keeper(context.host, context.name)
         try:
             child = keeper.spawn(_interpreter(context), context.name).result()
             try:
-                text = _ask(child, _setup(context, path, "auto_complete"), context.name)
+                text = _ask(child, _setup(context, path, "auto_complete", self.shared), context.name)
             finally:
                 child.sock.close()
                 child.end(0.5, 1.0)
@@ -57,10 +64,10 @@ class PythonBackend:
         Raises:
             BackendError: there is no model.py, or a setting of the backend makes no sense.
         """
-        path = model_file(context)
+        path = self.shared or model_file(context)
         if not path.is_file():
             raise BackendError(f"Python model file not found in '{path}'", where=context.name)
-        return PythonModel(context, path)
+        return PythonModel(context, path, self.shared)
 
 
 class PythonModel:
@@ -69,13 +76,15 @@ class PythonModel:
     reads_max_batch_size = True
     counts_failed_batches = True
 
-    def __init__(self, context: ModelContext, path: Path) -> None:
+    def __init__(self, context: ModelContext, path: Path, shared: Path | None = None) -> None:
         self.execution = execution_mode(context)
         self._context = context
         self._path = path
+        self._places = _places(context, shared)
         self._keeper: Keeper | None = None
         if self.execution == "process":
-            self._options = ProcessOptions(_interpreter(context), _setup(context, path, "run"), **_settings(context))
+            setup = _setup(context, path, "run", shared)
+            self._options = ProcessOptions(_interpreter(context), setup, **_settings(context))
             self._keeper = Keeper(context.host, context.name)
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
@@ -85,7 +94,12 @@ class PythonModel:
             BackendError: what the model raised, in Triton's words.
         """
         if self._keeper is None:
-            thread = ThreadInstance(self._context, spec, model_args(self._context), self._path)
+            if spec.visible_devices and self._context.python_execution != "thread":
+                raise BackendError(
+                    f"instance {spec.label} is on a MIG slice, which takes a process of its own",
+                    hint=f"leave parameter {EXECUTION_PARAMETER} out",
+                )
+            thread = ThreadInstance(self._context, spec, model_args(self._context), self._path, self._places)
             thread.open()
             return thread
         process = ProcessInstance(self._context, spec, self._keeper, self._options)
@@ -150,14 +164,20 @@ def _settings(context: ModelContext) -> dict[str, Any]:
         raise BackendError(f"backend setting stub-timeout-seconds is '{text}', expected a number") from None
 
 
-def _setup(context: ModelContext, path: Path, mode: str) -> dict[str, Any]:
+def _places(context: ModelContext, shared: Path | None) -> tuple[Path, ...]:
+    """Where the modules beside a model's file are found."""
+    return (context.version_dir, context.model_dir) if shared is None else (shared.parent,)
+
+
+def _setup(context: ModelContext, path: Path, mode: str, shared: Path | None) -> dict[str, Any]:
     return {
         "mode": mode,
         "parent": os.getpid(),
         "args": model_args(context),
         "path": str(path),
         "version_dir": str(context.version_dir),
-        "model_dir": str(context.model_dir),
+        "places": [str(place) for place in _places(context, shared)],
+        "package": "" if shared is not None else context.version_dir.name,
     }
 
 
@@ -169,7 +189,7 @@ def _may_auto_complete(context: ModelContext, path: Path) -> bool:
     text = path.read_text(encoding="utf-8", errors="replace")
     if not _PLAIN_CLASS.search(text):
         return True
-    files = [path, *context.version_dir.glob("*.py"), *context.model_dir.glob("*.py")]
+    files = [path, *path.parent.glob("*.py"), *context.model_dir.glob("*.py")]
     return any("auto_complete_config" in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 

@@ -21,9 +21,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
-from workbench.backends.base import BackendHost, LogLevel
+from workbench.backends.base import BackendHost, InstanceSpec, LogLevel
+from workbench.backends.host_policy import HostPolicy
 from workbench.clock import Clock
-from workbench.errors import BackendError
+from workbench.errors import BackendError, WorkbenchError
 
 CHILD_FILE = Path(__file__).parent / "_child" / "main.py"
 LINES_PER_SECOND = 200
@@ -127,13 +128,18 @@ class Keeper:
         self._thread = threading.Thread(target=self._main, name=f"workbench-keeper-{model}", daemon=True)
         self._thread.start()
 
-    def spawn(self, interpreter: str, instance: str) -> Future[Child]:
-        """Starts a process; the future fails with BackendError where that does not work."""
+    def spawn(self, interpreter: str, instance: str, spec: InstanceSpec | None = None) -> Future[Child]:
+        """Starts a process, under the host policy of an instance and with the device that it may see.
+
+        The future fails with BackendError where that does not work, with the policy's error where that is why.
+        """
         future: Future[Child] = Future()
 
         def job() -> None:
             try:
-                future.set_result(self._spawn(interpreter, instance))
+                future.set_result(self._spawn(interpreter, instance, spec))
+            except WorkbenchError as error:
+                future.set_exception(error)
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 future.set_exception(
                     BackendError(f"cannot start the process of '{instance}': {error}", where=interpreter)
@@ -163,17 +169,21 @@ class Keeper:
         self._thread.join()
         os.close(self._wake_write)
 
-    def _spawn(self, interpreter: str, instance: str) -> Child:
+    def _spawn(self, interpreter: str, instance: str, spec: InstanceSpec | None) -> Child:
+        policy = HostPolicy() if spec is None else spec.host_policy
+        seen = {} if spec is None or not spec.visible_devices else {"CUDA_VISIBLE_DEVICES": spec.visible_devices}
         ours, theirs = socket.socketpair()
         try:
-            popen = subprocess.Popen(
-                [interpreter, "-u", str(CHILD_FILE), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a Ctrl-C in the notebook is not for the models
-            )
+            with policy.pinned():  # the process inherits it from this thread
+                popen = subprocess.Popen(
+                    [interpreter, "-u", str(CHILD_FILE), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **seen},
+                    start_new_session=True,  # a Ctrl-C in the notebook is not for the models
+                )
         except BaseException:
             ours.close()
             raise

@@ -111,7 +111,7 @@ class ProcessInstance:
         Raises:
             BackendError: what the model raised, in Triton's words; or the process died.
         """
-        self._spawning = self._keeper.spawn(self._options.interpreter, self._spec.name)
+        self._spawning = self._keeper.spawn(self._options.interpreter, self._spec.label, self._spec)
         child = self._spawning.result()
         opened: Future[None] = Future()
         self._opened = opened
@@ -352,7 +352,7 @@ class ProcessInstance:
         args = dict(self._options.setup["args"])
         args["model_instance_name"] = self._spec.name
         args["model_instance_kind"] = self._spec.kind.removeprefix("KIND_")
-        args["model_instance_device_id"] = str(self._spec.device_id)
+        args["model_instance_device_id"] = str(self._spec.local_device_id)
         self._channel.send(wire.SETUP, {**self._options.setup, "args": args, "mode": "run", "parent": os.getpid()})
 
     def _detach(self) -> None:
@@ -379,7 +379,7 @@ class ProcessInstance:
             opened.set_result(None)
         if restarted:
             self._log("warning", f"the process of '{self._spec.name}' runs again (pid {self.pid})")
-            self._host.instance_state(self._spec.name, True, "restarted")
+            self._host.instance_state(self._spec.label, True, "restarted")
         while self._waiting and self._state is State.READY:
             self._send(self._waiting.popleft())
 
@@ -429,7 +429,7 @@ class ProcessInstance:
         gone = self._failures > self._options.restarts
         text = self._dead_text + (f" It died {self._failures} times and is not started again." if gone else "")
         self._log("error", text + (f" ({why})" if why else ""))
-        self._host.instance_state(self._spec.name, False, text, gone=gone)
+        self._host.instance_state(self._spec.label, False, text, gone=gone)
         if gone:
             self._state = State.GONE
             self._fail_waiting()
@@ -441,7 +441,7 @@ class ProcessInstance:
 
     def _restart(self) -> None:
         self._timer = None
-        future = self._spawning = self._keeper.spawn(self._options.interpreter, self._spec.name)
+        future = self._spawning = self._keeper.spawn(self._options.interpreter, self._spec.label, self._spec)
 
         def done(future: Future[Child]) -> None:
             error = future.exception()
@@ -483,4 +483,4 @@ class ProcessInstance:
             self._waiting.popleft().finish(InstanceDied(self._dead_text, where=self._spec.name))
 
     def _log(self, level: str, message: str) -> None:
-        self._host.log(level, message, model=self._context.name, instance=self._spec.name)  # type: ignore[arg-type]
+        self._host.log(level, message, model=self._context.name, instance=self._spec.label)  # type: ignore[arg-type]

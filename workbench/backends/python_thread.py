@@ -134,7 +134,9 @@ class ThreadInstance:
 
     kind: Literal["thread"] = "thread"
 
-    def __init__(self, context: ModelContext, spec: InstanceSpec, args: dict[str, str], path: Path) -> None:
+    def __init__(
+        self, context: ModelContext, spec: InstanceSpec, args: dict[str, str], path: Path, places: Sequence[Path]
+    ) -> None:
         args = {
             **args,
             "model_instance_name": spec.name,
@@ -144,7 +146,7 @@ class ThreadInstance:
         self._context = context
         self._runtime = ThreadRuntime(context.host, context.name, spec.name)
         self._module = pb_utils.build(self._runtime, str(context.version_dir))
-        self._space = ModelSpace(self._module, (context.version_dir, context.model_dir))
+        self._space = ModelSpace(self._module, places)
         self._runner = Runner(args, str(path), lambda: self._space.load(path))
         self._bound: Any = pb_utils.identify(self._module, *self._runner.identity)
 

@@ -21,7 +21,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
 
 
 def create_backend(name: str) -> Backend:
-    """The backend of this name.
+    """The built-in backend of this name (``search.find_backend`` also looks into a backend directory).
 
     Raises:
         InvalidRequest: there is none (Triton's text), or its framework is not installed.
@@ -32,7 +32,8 @@ def create_backend(name: str) -> Backend:
             raise InvalidRequest(f"backend library name 'libtriton_{name}.so' escapes backend directory")
         raise InvalidRequest(
             f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration.",
-            hint=f"backends here: {', '.join(sorted(BACKENDS))}",
+            hint=f"backends here: {', '.join(sorted(BACKENDS))}, and Python-based ones in --backend-directory; "
+            f"libraries (libtriton_{name}.so) are real Triton's to load",
         )
     module, attribute = place
     try:

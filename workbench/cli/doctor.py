@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.telemetry.devices import device_from_json
 
 SUMMARY = "Says which backends and devices work here, and what to install for the others."
 EXAMPLE = "workbench doctor --json"
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"Python {report['python']} on {report['platform']}")
     print(f"CPU: {devices['cpu']}; memory {devices['memory_gib']:.1f} GiB")
     for gpu in devices["gpus"]:
-        print(f"GPU: {gpu}")
+        print(device_from_json(gpu).describe())
     if not devices["gpus"]:
         print(devices["gpu_note"])
     return 0
@@ -73,9 +74,10 @@ def examine() -> dict[str, Any]:
     """The report as JSON values."""
     import psutil
 
+    from workbench.telemetry import devices as cuda_devices
     from workbench.telemetry import sample
 
-    devices = sample().to_json()
+    devices, gpus = sample().to_json(), cuda_devices()
     checks: dict[str, Callable[[], dict[str, Any]]] = {"onnxruntime": _onnxruntime, "python": _python}
     return {
         "python": platform.python_version(),
@@ -85,7 +87,7 @@ def examine() -> dict[str, Any]:
         "devices": {
             "cpu": f"{psutil.cpu_count(logical=False) or psutil.cpu_count()} cores, {psutil.cpu_count()} threads",
             "memory_gib": psutil.virtual_memory().total / 2**30,
-            "gpus": [gpu.get("name", "") for gpu in devices.get("gpus") or ()],
+            "gpus": [gpu.to_json() for gpu in gpus],
             "gpu_note": devices.get("gpu_note", ""),
         },
     }

@@ -16,6 +16,9 @@ from workbench.config.validate_ensemble import ensemble_problems
 from workbench.config.validate_io import io_problems
 from workbench.errors import Code, ConfigError
 
+MIN_COMPUTE_CAPABILITY = 6.0
+"""The compute capability from which Triton uses a GPU (``--min-supported-compute-capability``)."""
+
 
 class ValidationError(ConfigError):
     """A configuration that Triton refuses; ``path`` is the place in it."""
@@ -27,7 +30,14 @@ class ValidationError(ConfigError):
             self.code = Code.INTERNAL
 
 
-def validate(message: Message, *, gpus: Sequence[int] = (), io: bool = True, where: str = "") -> None:
+def validate(
+    message: Message,
+    *,
+    gpus: Sequence[int] = (),
+    io: bool = True,
+    where: str = "",
+    min_compute_capability: float = MIN_COMPUTE_CAPABILITY,
+) -> None:
     """Raises what Triton says first about a normalised configuration.
 
     Args:
@@ -35,15 +45,22 @@ def validate(message: Message, *, gpus: Sequence[int] = (), io: bool = True, whe
         gpus: ids of the GPUs that may be used here.
         io: also check inputs and outputs (Triton does so only after auto-completion has filled them).
         where: the file, for the exception only.
+        min_compute_capability: the least that a GPU must have to be one of ``gpus``, for texts.
 
     Raises:
         ValidationError: a ``ConfigError`` with Triton's text and the path in the configuration.
     """
-    for problem in problems(message, gpus=gpus, io=io):
+    for problem in problems(message, gpus=gpus, io=io, min_compute_capability=min_compute_capability):
         raise ValidationError(problem, where=where)
 
 
-def problems(message: Message, *, gpus: Sequence[int] = (), io: bool = True) -> Iterator[Problem]:
+def problems(
+    message: Message,
+    *,
+    gpus: Sequence[int] = (),
+    io: bool = True,
+    min_compute_capability: float = MIN_COMPUTE_CAPABILITY,
+) -> Iterator[Problem]:
     """Everything that Triton would refuse, in the order in which it looks."""
     if not message.name:
         yield Problem("name", "model configuration must specify 'name'")
@@ -64,7 +81,7 @@ def problems(message: Message, *, gpus: Sequence[int] = (), io: bool = True) -> 
     yield from _response_cache(message)
     yield from _metrics(message)
     if not message.HasField("ensemble_scheduling") and message.platform != "ensemble":
-        yield from instance_group_problems(message, gpus)
+        yield from instance_group_problems(message, gpus, min_compute_capability)
     if io:
         yield from io_problems(message)
     if message.runtime and any(part == ".." for part in message.runtime.split("/")):
@@ -255,7 +272,9 @@ def warnings(message: Message) -> Iterator[Problem]:
 # instance groups
 
 
-def instance_group_problems(message: Message, gpus: Sequence[int]) -> Iterator[Problem]:
+def instance_group_problems(
+    message: Message, gpus: Sequence[int], min_compute_capability: float = MIN_COMPUTE_CAPABILITY
+) -> Iterator[Problem]:
     """What Triton refuses about instance groups, after ``normalize``; ``gpus`` as there."""
     if not message.instance_group:
         yield Problem("instance_group", f"must specify one or more 'instance group's for {message.name}")
@@ -267,12 +286,12 @@ def instance_group_problems(message: Message, gpus: Sequence[int]) -> Iterator[P
             if group.gpus:
                 yield Problem(f"{place}.gpus", f"{intro} has kind {kind} but specifies one or more GPUs")
         elif kind == "KIND_GPU":
-            yield from _gpu_group(group, gpus, intro, place)
+            yield from _gpu_group(group, gpus, intro, place, min_compute_capability)
         else:
             yield Problem(f"{place}.kind", f"{intro} has unexpected kind KIND_AUTO")
 
 
-def _gpu_group(group: Any, gpus: Sequence[int], intro: str, place: str) -> Iterator[Problem]:
+def _gpu_group(group: Any, gpus: Sequence[int], intro: str, place: str, minimum: float) -> Iterator[Problem]:
     if not group.gpus:
         text = "specifies no GPUs" if gpus else "no GPUs are available"
         yield Problem(f"{place}.kind", f"{intro} has kind KIND_GPU but {text}")
@@ -281,6 +300,6 @@ def _gpu_group(group: Any, gpus: Sequence[int], intro: str, place: str) -> Itera
             known = ", ".join(str(gpu) for gpu in gpus)
             text = (
                 f"{intro} specifies invalid or unsupported gpu id {each}. GPUs with at least the minimum required CUDA "
-                f"compute compatibility of 6.000000 are: {known}"
+                f"compute compatibility of {minimum:.6f} are: {known}"
             )
             yield Problem(f"{place}.gpus[{index}]", text)

@@ -119,7 +119,7 @@ class Configurator:
         assert entry.document is not None
         polled = self._lifecycle.poll_document(entry.source, document, entry.overridden)
         models = entry.ready()
-        gpus = self._lifecycle.gpus(polled.config.backend)
+        gpus = self._lifecycle.backends.gpus(polled.config.backend)
         configs = {number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in models.items()}
         change = self._classify(models, configs)
         reload = change.kind == "reload" or not models or set(polled.versions) != set(models)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from workbench.clock import Clock
+from workbench.engine.devices import Placement
 from workbench.engine.inbox import Inbox
 from workbench.engine.nested import NestedCalls
 from workbench.engine.options import EngineOptions
@@ -55,6 +56,7 @@ class EngineCore:
         self.nested = NestedCalls(clock, self.timers, events, int(options.nested_wait_report_s * 1e9), limiter)
         if self.turns is not None:
             self.turns.nested = self.nested
+        self.placement = Placement(options.gpus, options.min_compute_capability, options.host_policies)
         self.next_seq = itertools.count().__next__
         self.next_generation = itertools.count(1).__next__
         self.tasks: set[asyncio.Task[Any]] = set()

@@ -128,6 +128,8 @@ class InferenceEngine:
         self._core = EngineCore(self.options, self.loop, self._clock, self.records, self.events)
         self._core.inbox.adopt_thread()
         self.loop.set_exception_handler(self._on_loop_error)
+        for note in self._core.placement.notes():
+            self.events.append("log", "", note, level="warning")
         self._lifecycle = Lifecycle(self._core, self._submit_nested)
         self._configurator = Configurator(self._core, self._lifecycle)
         self._watch = StallWatch(self.loop, self._clock)

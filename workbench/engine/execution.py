@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import traceback
 from queue import SimpleQueue
@@ -161,7 +162,9 @@ class InstanceSlot:
         self.spec = spec
         self.index = spec.index
         self.instance = instance
-        self.runner = InstanceThread(instance, spec.name, clock) if instance.kind == "thread" else None
+        # a passive instance never executes
+        threaded = instance.kind == "thread" and not spec.passive
+        self.runner = InstanceThread(instance, spec, clock) if threaded else None
         self.run: Run | None = None
         self.retired = False
         self.ready = False
@@ -194,12 +197,13 @@ class InstanceSlot:
 class InstanceThread:
     """The thread on which a blocking instance executes."""
 
-    def __init__(self, instance: Instance, name: str, clock: Clock) -> None:
+    def __init__(self, instance: Instance, spec: InstanceSpec, clock: Clock) -> None:
         self._instance = instance
+        self._policy = spec.host_policy
         self._clock = clock
         self._queue: SimpleQueue[Execution | None] = SimpleQueue()
         self.put = self._queue.put
-        self._thread = threading.Thread(target=self._main, name=f"workbench-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"workbench-{spec.label}", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -208,6 +212,8 @@ class InstanceThread:
         self._thread.join(timeout_s)
 
     def _main(self) -> None:
+        with contextlib.suppress(WorkbenchError):  # the thread that has made the instance would have failed of it
+            self._policy.pin()
         get, clock, execute = self._queue.get, self._clock, self._instance.execute  # type: ignore[union-attr]
         while (execution := get()) is not None:
             execution.compute_start = clock()

@@ -8,7 +8,7 @@ from typing import Any
 from workbench.engine.core import EngineCore
 from workbench.engine.entry import ModelEntry
 from workbench.engine.execution import InstanceSlot
-from workbench.engine.instances import instance_specs, make_slots, plan_update
+from workbench.engine.instances import make_slots, plan_update, tell_of_policies
 from workbench.engine.model import ModelVersion
 from workbench.engine.prepare import Polled
 from workbench.errors import LoadFailed
@@ -39,7 +39,8 @@ async def update_instances(core: EngineCore, entry: ModelEntry, configs: Mapping
         for number, config in configs.items():
             model = entry.versions[number].model
             assert model is not None
-            kept, missing = plan_update(model.slots, instance_specs(config, model.next_index))
+            there = [*model.slots, *model.passive]
+            kept, missing = plan_update(there, core.placement.specs(config, model.next_index))
             model.next_index += len(missing)
             plans.append((model, kept, await make_slots(model, missing, entry.source.directory)))
     except Exception as error:
@@ -55,5 +56,7 @@ async def update_instances(core: EngineCore, entry: ModelEntry, configs: Mapping
     for model, kept, slots in plans:
         for slot in slots:
             model.add_slot(slot)
-        for slot in [each for each in model.slots if each not in kept and each not in slots]:
+        there = [*model.slots, *model.passive]
+        for slot in [each for each in there if each not in kept and each not in slots]:
             model.retire_slot(slot)
+        tell_of_policies(model)

@@ -1,4 +1,4 @@
-"""Instances from ``instance_group``: which there are to be, and making them, warmed up, on loader threads."""
+"""Making the instances of a model, warmed up, on loader threads; which of them stay when the groups change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.backends.base import InstanceSpec
+from workbench.backends.base import Instance, InstanceSpec
 from workbench.engine.execution import InstanceSlot
 from workbench.engine.model import ModelVersion
 from workbench.engine.warmup import WarmupSample, build_samples
@@ -35,21 +35,14 @@ def check_instance_count(config: Any) -> None:
             )
 
 
-def instance_specs(config: Any, first_index: int = 0) -> list[InstanceSpec]:
-    """The instances of a normalised configuration, named ``<group>_<n>``; each GPU of a group has ``count`` of them."""
-    specs: list[InstanceSpec] = []
-    for group in config.instance_group:
-        kind = group.DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
-        if group.passive:
-            continue
-        devices = list(group.gpus) if kind == "KIND_GPU" and group.gpus else [0]
-        number = 0
-        for device in devices:
-            for _ in range(max(1, group.count)):
-                name = f"{group.name}_{number}"
-                specs.append(InstanceSpec(name, kind, device, first_index + len(specs), group.host_policy))
-                number += 1
-    return specs
+def tell_of_policies(model: ModelVersion) -> None:
+    """Host policies that nobody has defined change nothing, in Triton without a word: the log has one."""
+    for index, name in model.core.placement.undefined(model.config):
+        text = (
+            f"instance_group[{index}] of model '{model.name}' names host policy '{name}', which has no settings: "
+            f"nothing is pinned (start with --host-policy={name},cpu-cores=0-3)"
+        )
+        model.core.events.append("log", model.name, text, level="warning")
 
 
 async def make_slots(model: ModelVersion, specs: Sequence[InstanceSpec], model_dir: Path) -> list[InstanceSlot]:
@@ -68,7 +61,7 @@ async def make_slots(model: ModelVersion, specs: Sequence[InstanceSpec], model_d
         raise errors[0]
     if model.core.turns is not None:
         try:
-            model.core.turns.register(model, slots)
+            model.core.turns.register(model, [slot for slot in slots if not slot.spec.passive])
         except WorkbenchError:
             for slot in slots:
                 await model.core.on_closer(slot.close)
@@ -78,7 +71,9 @@ async def make_slots(model: ModelVersion, specs: Sequence[InstanceSpec], model_d
 
 async def _make(model: ModelVersion, spec: InstanceSpec, samples: Sequence[WarmupSample]) -> InstanceSlot:
     core = model.core
-    instance = await core.on_loader(model.loaded.create_instance, spec)
+    instance = await core.on_loader(_create, model, spec)
+    if spec.passive:
+        return InstanceSlot(spec, instance, core.clock)
     slot = InstanceSlot(spec, instance, core.clock)
     try:
         for sample in samples:
@@ -88,6 +83,12 @@ async def _make(model: ModelVersion, spec: InstanceSpec, samples: Sequence[Warmu
         await core.on_closer(slot.close)
         raise
     return slot
+
+
+def _create(model: ModelVersion, spec: InstanceSpec) -> Instance:
+    """Under the host policy: the threads that a framework starts here inherit it."""
+    with spec.host_policy.pinned():
+        return model.loaded.create_instance(spec)
 
 
 async def _run_sample(model: ModelVersion, slot: InstanceSlot, sample: WarmupSample) -> None:
@@ -125,23 +126,23 @@ def plan_update(
     missing: list[InstanceSpec] = []
     unmatched: list[InstanceSpec] = []
     for spec in wanted:
-        slot = next((each for each in left if each.spec.name == spec.name and _same_place(each.spec, spec)), None)
+        slot = next((each for each in left if each.spec.label == spec.label and _same_place(each.spec, spec)), None)
         if slot is None:
             unmatched.append(spec)
         else:
             left.remove(slot)
             kept.append(slot)
-    names = {slot.spec.name for slot in kept}
+    names = {slot.spec.label for slot in kept}
     for spec in unmatched:
-        slot = next((each for each in left if _same_place(each.spec, spec) and each.spec.name not in names), None)
+        slot = next((each for each in left if _same_place(each.spec, spec) and each.spec.label not in names), None)
         if slot is None:
             missing.append(spec)
         else:
             left.remove(slot)
             kept.append(slot)
-            names.add(slot.spec.name)
+            names.add(slot.spec.label)
     return kept, missing
 
 
 def _same_place(a: InstanceSpec, b: InstanceSpec) -> bool:
-    return (a.kind, a.device_id, a.host_policy) == (b.kind, b.device_id, b.host_policy)
+    return (a.kind, a.device_id, a.host_policy, a.passive) == (b.kind, b.device_id, b.host_policy, b.passive)

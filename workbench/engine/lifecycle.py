@@ -8,21 +8,18 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.backends.base import Backend
-from workbench.backends.registry import create_backend
 from workbench.config import ConfigDocument, from_json, to_text
+from workbench.engine.backend_set import BackendSet
 from workbench.engine.composing import Composing
 from workbench.engine.core import EngineCore
-from workbench.engine.devices import usable_gpus
 from workbench.engine.entry import ModelEntry, State, VersionSlot, lookup, state_reason
 from workbench.engine.host import ModelHost, Submit
 from workbench.engine.inplace import adopt, update_instances
-from workbench.engine.instances import instance_specs, make_slots
+from workbench.engine.instances import make_slots, tell_of_policies
 from workbench.engine.model import ModelVersion
 from workbench.engine.prepare import (
     Polled,
     changed_fields,
-    check_runtime,
     complete_io,
     is_ensemble,
     make_context,
@@ -50,8 +47,7 @@ class Lifecycle:
         self.core = core
         self.entries: dict[str, ModelEntry] = {}
         self._submit_nested = submit_nested
-        self._backends: dict[str, Backend] = {}
-        self._gpus = usable_gpus() if core.options.gpus is None else core.options.gpus
+        self.backends = BackendSet(core.options, core.placement)
         self.retiring: set[ModelVersion] = set()
         self.composing = Composing(self)
 
@@ -67,26 +63,6 @@ class Lifecycle:
         if entry is None:
             entry = self.entries[name] = ModelEntry(name)
         return entry
-
-    def gpus(self, backend: str) -> tuple[int, ...]:
-        """The GPUs that models of a backend may be placed on."""
-        if not self._gpus:
-            return ()
-        try:
-            return self._gpus if getattr(self.backend(backend), "uses_gpus", True) else ()
-        except WorkbenchError:
-            return self._gpus
-
-    def backend(self, name: str) -> Backend:
-        """The backend of this name; made once.
-
-        Raises:
-            InvalidRequest: there is none.
-        """
-        found = self._backends.get(name)
-        if found is None:
-            found = self._backends[name] = create_backend(name)
-        return found
 
     # ---- load
 
@@ -151,7 +127,7 @@ class Lifecycle:
         if config is None and not again and self._unmodified(entry, polled):
             return
         if not again and self._only_instances(entry, polled):
-            gpus = self.gpus(polled.config.backend)
+            gpus = self.backends.gpus(polled.config.backend)
             configs = {
                 number: overlay(model.config, entry.raw, polled.raw, gpus) for number, model in entry.ready().items()
             }
@@ -228,7 +204,7 @@ class Lifecycle:
         Raises:
             WorkbenchError: it is refused.
         """
-        return poll_config(source, document, self.core.options, self.gpus, overridden=overridden)
+        return poll_config(source, document, self.core.options, self.backends.gpus, overridden=overridden)
 
     def _unmodified(self, entry: ModelEntry, polled: Polled) -> bool:
         if entry.source is None or entry.document is None or entry.document.data != polled.document.data:
@@ -326,15 +302,15 @@ class Lifecycle:
         if is_ensemble(polled.config):
             return self.composing.open(self.entry(name), polled, number)
         host = ModelHost(core, name, self._submit_nested)
-        check_runtime(polled.config)
-        backend = await core.on_loader(self.backend, polled.config.backend)
-        gpus = self.gpus(polled.config.backend)
+        backend = await core.on_loader(self.backends.find, polled.config, polled.source, number)
+        gpus = self.backends.gpus(polled.config.backend)
         config = await core.on_loader(complete_io, polled, number, backend, host, core.options, gpus)
         loaded = await core.on_loader(backend.open, make_context(polled, number, config, host, core.options))
         model = await core.on_loader(make_version, core, polled, number, config, loaded)
         host.model = model
         try:
-            specs = instance_specs(config)
+            specs = core.placement.specs(config)
+            tell_of_policies(model)
             model.next_index = len(specs)
             for slot in await make_slots(model, specs, polled.source.directory):
                 model.add_slot(slot)
@@ -359,6 +335,8 @@ class Lifecycle:
             self.core.events.append(
                 "log", entry.name, f"failed to load '{entry.name}' version {number}: {reason}", level="error"
             )
+            if isinstance(error, WorkbenchError) and error.hint:
+                self.core.events.append("log", entry.name, f"what to do for '{entry.name}': {error.hint}", level="info")
             if entry.versions[number].state != "READY":
                 self._set_state(entry, number, "UNAVAILABLE", reason)
             if isinstance(error, asyncio.CancelledError):

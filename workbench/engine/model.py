@@ -53,6 +53,7 @@ class ModelVersion:
         self.generation = core.next_generation()
         self.statistics = ModelStatistics()
         self.slots: list[InstanceSlot] = []
+        self.passive: list[InstanceSlot] = []
         self.next_index = 0
         self.holds = 0
         self.decoupled: bool = config.model_transaction_policy.decoupled
@@ -68,10 +69,10 @@ class ModelVersion:
         self.adopt_config(config)
 
     def _make_scheduler(self, config: Any, first_batch_seq: int) -> Any:
-        return DynamicBatcher(settings_from_config(config), first_batch_seq=first_batch_seq)
+        return DynamicBatcher(self._settings_of(config), first_batch_seq=first_batch_seq)
 
     def _settings_of(self, config: Any) -> Any:
-        return settings_from_config(config)
+        return dataclasses.replace(settings_from_config(config), hold_until_queued=self.core.options.hold_until_queued)
 
     def adopt_config(self, config: Any) -> None:
         """Makes a normalised message the one in force for checks; the scheduler is told by ``reconfigure``."""
@@ -92,7 +93,10 @@ class ModelVersion:
     # ---- instances
 
     def add_slot(self, slot: InstanceSlot) -> None:
-        """A new idle instance."""
+        """A new idle instance, or a passive one, which is only kept."""
+        if slot.spec.passive:
+            self.passive.append(slot)
+            return
         slot.ready = True
         self.slots.append(slot)
         self._idle.append(slot)
@@ -101,7 +105,7 @@ class ModelVersion:
     def retire_slot(self, slot: InstanceSlot) -> None:
         """Takes an instance out; it is closed after the batch that it runs."""
         slot.retired = True
-        self.slots.remove(slot)
+        (self.passive if slot.spec.passive else self.slots).remove(slot)
         if slot.run is None:
             self._let_slot_go(slot)
 
@@ -116,7 +120,7 @@ class ModelVersion:
     def instance_state(self, name: str, healthy: bool, why: str, gone: bool) -> None:
         """A loop instance's process died or is back."""
         for slot in self.slots:
-            if slot.spec.name == name:
+            if slot.spec.label == name:
                 slot.healthy, slot.why, slot.gone = healthy, why, gone and not healthy
                 if slot in self._idle and not healthy:
                     self._idle.remove(slot)
@@ -165,6 +169,8 @@ class ModelVersion:
             ticket.request = dataclasses.replace(request, inputs=checked.inputs)
         if self.slots and all(slot.gone for slot in self.slots):
             raise InstanceDied(f"no instance of model '{self.name}' is left: {self.slots[0].why}")
+        if self.passive and not self.slots:
+            raise NotReady(f"model '{self.name}' has passive instances only, which execute nothing")
         answer = self.scheduler.offer(ticket, now)
         if type(answer) is RejectedItem:
             raise self._refusal(request, answer)
@@ -287,7 +293,7 @@ class ModelVersion:
             # the instance gets its next batch before clients get their answers
             self._dispatch()
         core.records.add_batch(
-            batch.seq, self.name, run.epoch, slot.spec.name, batch.rows, len(batch.items), batch.reason,
+            batch.seq, self.name, run.epoch, slot.spec.label, batch.rows, len(batch.items), batch.reason,
             batch.acquired, run.execution.compute_end,
         )  # fmt: skip
         self.statistics.recent.append((batch.rows, batch.reason))
@@ -391,7 +397,7 @@ class ModelVersion:
             execution = run.execution
             start, input_end = execution.compute_start, execution.input_end
             output_start, compute_end = execution.output_start, execution.compute_end
-            batch_seq, instance = run.batch.seq, run.slot.spec.name
+            batch_seq, instance = run.batch.seq, run.slot.spec.label
         if failed is None:
             durations = (0, 0, 0) if run is None else run.durations()
             ticket.durations = durations
@@ -459,7 +465,7 @@ class ModelVersion:
         """Closes instances and model now; used after ``retire`` has waited, and by a load that failed."""
         if self._timer is not None:
             self._timer.cancel()
-        slots, self.slots = self.slots, []
+        slots, self.slots, self.passive = [*self.slots, *self.passive], [], []
         self._idle.clear()
         errors: Sequence[BaseException | None] = []
         for slot in slots:

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from workbench.config.validation import MIN_COMPUTE_CAPABILITY
+from workbench.telemetry.devices import Device
+
 if TYPE_CHECKING:
     from workbench.config.document import ConfigDocument
 
 ControlMode = Literal["none", "poll", "explicit"]
+
+BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
+"""Where Triton looks for backends unless it is told otherwise."""
+
+_LEADING_NUMBER = re.compile(r"\s*\+?(\d+)")
+
+
+def scheduling_hooks(environment: Mapping[str, str]) -> tuple[int, int]:
+    """``hold_until_queued`` and ``hold_until_backlog`` as Triton reads them from the environment (1.15).
+
+    They are TRITONSERVER_DELAY_SCHEDULER and TRITONSERVER_BACKLOG_DELAY_SCHEDULER; what is no number counts as 0, as
+    for C's ``atoi``.
+    """
+    names = ("TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER")
+    queued, backlog = (_LEADING_NUMBER.match(environment.get(name, "")) for name in names)
+    return int(queued[1]) if queued else 0, int(backlog[1]) if backlog else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +40,15 @@ class EngineOptions:
     ``load_models`` counts in explicit mode (``("*",)`` loads all); none and poll load all. ``backend_config`` maps a
     backend's name to its settings. ``load_threads`` is how many models load at once. ``record_capacity`` is how many
     requests the record ring keeps. ``lower_switch_interval`` makes Python threads hand over faster: only for a process
-    that does nothing else. ``gpus`` are the usable device numbers, None asks NVML. ``poll_s`` is how often poll mode
-    looks. ``config_name`` picks ``configs/NAME.pbtxt``.
+    that does nothing else. ``poll_s`` is how often poll mode looks. ``config_name`` picks ``configs/NAME.pbtxt``.
     ``nested_wait_report_s``: a nested call (BLS) that waits so long in a queue is reported by an event, 0 for never.
     ``rate_limit_resources`` are NAME:COUNT or NAME:COUNT:DEVICE; they count with ``rate_limit`` execution_count.
+
+    ``gpus`` are the devices, numbers or records (``telemetry.load_devices``), None asks NVML; those of a compute
+    capability below ``min_compute_capability`` are not used. ``host_policies`` maps a policy's name to its settings
+    (``numa-node``, ``cpu-cores``). Python-based backends are ``<backend_directory>/<name>/model.py``.
+    ``hold_until_queued`` and ``hold_until_backlog`` are Triton's test hooks (1.15): nothing leaves a batcher until as
+    many requests are queued; ``scheduling_hooks`` reads them from the environment.
     """
 
     repositories: tuple[Path, ...]
@@ -37,7 +62,12 @@ class EngineOptions:
     load_threads: int = 4
     record_capacity: int = 65536
     lower_switch_interval: bool = False
-    gpus: tuple[int, ...] | None = None
+    gpus: tuple[int | Device, ...] | None = None
+    min_compute_capability: float = MIN_COMPUTE_CAPABILITY
+    host_policies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    backend_directory: Path = BACKEND_DIRECTORY
+    hold_until_queued: int = 0
+    hold_until_backlog: int = 0
     poll_s: float = 15.0
     config_name: str = ""
     rate_limit: Literal["off", "execution_count"] = "off"

@@ -6,15 +6,17 @@ repository``); *completing* asks the backend about inputs and outputs and fails 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.backends.base import Backend, ModelContext, ModelDescription
+from workbench.backends.search import PYTHON_RUNTIME
 from workbench.config import ConfigDocument, to_json
 from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
 from workbench.config.validation import validate, warnings
 from workbench.engine.completion import complete_from_description
+from workbench.engine.devices import Gpus
 from workbench.engine.host import ModelHost
 from workbench.engine.instances import check_instance_count
 from workbench.engine.options import EngineOptions
@@ -47,7 +49,7 @@ def poll_config(
     source: ModelSource,
     document: ConfigDocument,
     options: EngineOptions,
-    gpus_of: Callable[[str], Sequence[int]],
+    gpus_of: Callable[[str], Gpus],
     *,
     overridden: bool = False,
 ) -> Polled:
@@ -63,7 +65,7 @@ def poll_config(
     raw = document.message
     # what file names tell is filled in even without auto-completion (GetNormalizedModelConfig)
     config = complete_backend(document.message, source.name, first_files(source))
-    gpus = gpus_of(config.backend)
+    gpus = gpus_of(config.backend).numbers
     config = normalize(config, model_name=source.name, gpus=gpus)
     check_instance_count(config)
     check_warmup_size(config)
@@ -87,25 +89,6 @@ def is_ensemble(config: Any) -> bool:
     return bool(config.platform == "ensemble")
 
 
-def check_runtime(config: Any) -> None:
-    """Refuses a ``runtime`` that Triton would not find or not load; the backend's own library is what there is.
-
-    Raises:
-        InvalidRequest: with Triton's texts (backend_model.cc ``ResolveBackendPaths``).
-    """
-    name = config.runtime
-    if "/" in name or ".." in name:
-        raise InvalidRequest(
-            f"backend library name '{name}' escapes backend directory '{config.backend}', for model '{config.name}', "
-            "check model config runtime field"
-        )
-    if name not in ("", f"libtriton_{config.backend}.so"):
-        raise InvalidRequest(
-            f"unable to find backend library '{name}' for model '{config.name}', searched: '{config.backend}' ",
-            hint=f"leave runtime out, or set it to libtriton_{config.backend}.so",
-        )
-
-
 def make_context(polled: Polled, version: int, config: Any, host: ModelHost, options: EngineOptions) -> ModelContext:
     """What a backend gets to open one version with this configuration."""
     return ModelContext(
@@ -116,7 +99,10 @@ def make_context(polled: Polled, version: int, config: Any, host: ModelHost, opt
         model_dir=polled.source.directory,
         version_dir=polled.source.versions.get(version, polled.source.directory / str(version)),
         host=host,
-        backend_config=backend_settings(options.backend_config, config.backend),
+        # the settings of a Python-based backend are those of the Python backend
+        backend_config=backend_settings(
+            options.backend_config, "python" if config.runtime == PYTHON_RUNTIME else config.backend
+        ),
         python_execution=options.python_execution,
     )
 
@@ -127,7 +113,7 @@ def backend_settings(settings: Mapping[str, Mapping[str, str]], backend: str) ->
 
 
 def complete_io(
-    polled: Polled, version: int, backend: Backend, host: ModelHost, options: EngineOptions, gpus: Sequence[int]
+    polled: Polled, version: int, backend: Backend, host: ModelHost, options: EngineOptions, gpus: Gpus
 ) -> Any:
     """The configuration of one version, inputs and outputs completed by the backend, normalised and validated.
 
@@ -138,6 +124,7 @@ def complete_io(
     """
     config = type(polled.config)()
     config.CopyFrom(polled.config)
+    config.runtime = getattr(backend, "runtime", "") or config.runtime
     if options.auto_complete:
         context = make_context(polled, version, config, host, options)
         completed = backend.auto_complete(context)
@@ -151,7 +138,7 @@ def complete_io(
     return _settle(config, polled.source.name, gpus)
 
 
-def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Sequence[int]) -> Any:
+def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Gpus) -> Any:
     """A normalised configuration with the top-level fields replaced in which two raw ones differ.
 
     For edits in place: what the backend completed stays, nothing is asked again.
@@ -205,10 +192,10 @@ def config_json(config: Any) -> str:
     return orjson.dumps(to_json(config)).decode()
 
 
-def _settle(config: Any, name: str, gpus: Sequence[int]) -> Any:
+def _settle(config: Any, name: str, gpus: Gpus) -> Any:
     """Normalises and validates."""
-    config = normalize(config, model_name=name, gpus=gpus)
-    validate(config, gpus=gpus)
+    config = normalize(config, model_name=name, gpus=gpus.numbers)
+    validate(config, gpus=gpus.numbers, min_compute_capability=gpus.minimum)
     return config
 
 

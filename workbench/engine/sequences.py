@@ -65,20 +65,29 @@ class SequenceVersion(ModelVersion):
         self._declared = frozenset(item.name for item in config.output)
 
     def _make_scheduler(self, config: Any, first_batch_seq: int) -> SequenceScheduler:
-        return sequence_scheduler(sequence_settings_from_config(config), first_batch_seq=first_batch_seq)
+        return sequence_scheduler(self._settings_of(config), first_batch_seq=first_batch_seq)
 
     def _settings_of(self, config: Any) -> SequenceSettings:
-        return sequence_settings_from_config(config)
+        options = self.core.options
+        return sequence_settings_from_config(
+            config, hold_until_queued=options.hold_until_queued, hold_until_backlog=options.hold_until_backlog
+        )
 
     # ---- instances
 
     def add_slot(self, slot: InstanceSlot) -> None:
-        """A new idle instance: its sequence slots are free."""
+        """A new idle instance: its sequence slots are free. A passive one takes no sequence."""
+        if slot.spec.passive:
+            super().add_slot(slot)
+            return
         self.scheduler.add_instance(slot.index, self.core.clock())
         super().add_slot(slot)
 
     def retire_slot(self, slot: InstanceSlot) -> None:
         """Takes an instance out when its sequences have ended (3.13); until then it goes on with them."""
+        if slot.spec.passive:
+            super().retire_slot(slot)
+            return
         if self.scheduler.remove_instance(slot.index, self.core.clock()):
             super().retire_slot(slot)
             self._states.forget_instance(slot.index)
@@ -92,7 +101,7 @@ class SequenceVersion(ModelVersion):
         if not healthy:
             text = f"the instance of this sequence ended, and the sequence's state with it: {why}"
             for slot in [*self.slots, *self._leaving.values()]:
-                if slot.spec.name == name:
+                if slot.spec.label == name:
                     self._states.forget_instance(slot.index)
                     self._fail_ids(self.scheduler.evict(slot.index, self.core.clock()), text)
         super().instance_state(name, healthy, why, gone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSnapshot:
-    """One instance: what it is, whether it is healthy (and if not, why), whether it runs a batch now."""
+    """One instance: what it is, whether it is healthy (and if not, why), whether it runs a batch now.
+
+    ``host_policy`` is the policy's name, ``pinned`` its settings (``cpu-cores``, ``numa-node``); ``visible_devices`` is
+    the MIG slice that its process is confined to. A ``passive`` one never executes.
+    """
 
     name: str
     kind: str
@@ -19,6 +23,10 @@ class InstanceSnapshot:
     healthy: bool
     busy: bool
     why: str = ""
+    host_policy: str = ""
+    pinned: dict[str, str] = field(default_factory=dict)
+    visible_devices: str = ""
+    passive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +122,18 @@ def version_snapshot(entry: ModelEntry, number: int, slot: VersionSlot, now: int
         oldest_ms=queue.oldest_age_ns / 1e6,
         instances=tuple(
             InstanceSnapshot(
-                each.spec.name, each.spec.kind, each.spec.device_id, each.healthy, each.run is not None, each.why
+                each.spec.label,
+                each.spec.kind,
+                each.spec.device_id,
+                each.healthy,
+                each.run is not None,
+                each.why,
+                each.spec.host_policy.name,
+                dict(each.spec.host_policy.settings),
+                each.spec.visible_devices,
+                each.spec.passive,
             )
-            for each in model.slots
+            for each in (*model.slots, *model.passive)
         ),
         failures={str(reason): count for reason, count in model.statistics.failures.items()},
         statistics=model.statistics.to_json(entry.name, number),

@@ -71,7 +71,7 @@ class Turns:
             try:
                 self._register(model, slot, needs)
             except WorkbenchError as error:
-                model.core.events.append("log", model.name, error.message, level="error", instance=slot.spec.name)
+                model.core.events.append("log", model.name, error.message, level="error", instance=slot.spec.label)
                 self._register(model, slot, before)
 
     def _register(self, model: ModelVersion, slot: InstanceSlot, needs: Needs) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from workbench.backends.host_policy import check_setting
+from workbench.config.validation import MIN_COMPUTE_CAPABILITY
 from workbench.errors import InvalidRequest
 from workbench.scheduling.rate_limiter import parse_resource_limit
 
@@ -25,9 +27,9 @@ _NO_EFFECT = (
     "grpc-server-cert", "grpc-server-key", "grpc-root-cert", "allow-sagemaker", "sagemaker-port",
     "sagemaker-safe-port-range", "sagemaker-thread-count", "allow-vertex-ai", "vertex-ai-port",
     "vertex-ai-thread-count", "vertex-ai-default-model", "http-thread-count", "pinned-memory-pool-byte-size",
-    "cuda-memory-pool-byte-size", "cuda-virtual-address-size", "min-supported-compute-capability",
-    "buffer-manager-thread-count", "backend-directory", "cache-directory", "repoagent-directory",
-    "cache-config", "response-cache-byte-size", "host-policy",
+    "cuda-memory-pool-byte-size", "cuda-virtual-address-size",
+    "buffer-manager-thread-count", "cache-directory", "repoagent-directory",
+    "cache-config", "response-cache-byte-size",
     "model-load-gpu-limit", "model-load-retry-count", "enable-peer-access", "metrics-config",
     "allow-gpu-metrics", "allow-cpu-metrics", "trace-config", "trace-file", "trace-level", "trace-rate",
     "trace-count", "trace-log-frequency", "model-namespacing", "allow-client-shm",
@@ -71,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _model_flags(made.add_argument_group("models"))
+    _placement_flags(made.add_argument_group("backends and devices"))
     _port_flags(made.add_argument_group("ports"))
     _life_flags(made.add_argument_group("logging, start and stop"))
     _own_flags(made.add_argument_group("the workbench's own"))
@@ -102,7 +105,6 @@ def _model_flags(group: Any) -> None:
     _flag(group, "strict-model-config", False, "deprecated: true is --disable-auto-complete-config")
     _flag(group, "strict-readiness", True, "ready only when every model is")
     _flag(group, "exit-on-error", True, "exit when a model fails at the start")
-    group.add_argument("--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE")
     group.add_argument("--model-load-thread-count", type=int, default=4, metavar="N")
     group.add_argument("--model-config-name", default="", metavar="NAME")
     group.add_argument(
@@ -112,6 +114,31 @@ def _model_flags(group: Any) -> None:
     group.add_argument(
         "--rate-limit-resource", action="append", default=[], metavar="NAME:COUNT[:DEVICE]",
         help="how much there is of a resource; repeatable",
+    )  # fmt: skip
+
+
+def _placement_flags(group: Any) -> None:
+    group.add_argument(
+        "--backend-directory", default="", metavar="DIR",
+        help="where Python-based backends are, DIR/NAME/model.py; default /opt/tritonserver/backends",
+    )  # fmt: skip
+    group.add_argument(
+        "--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE",
+        help="a setting of a backend, or of all where none is named; repeatable",
+    )  # fmt: skip
+    group.add_argument(
+        "--host-policy", action="append", default=[], metavar="POLICY,SETTING=VALUE",
+        help="cpu-cores=0-3,8-9 or numa-node=0 for the instances of a policy: the one that instance_group.host_policy "
+        "names, else cpu, model or gpu_<id> by the instance's kind; repeatable",
+    )  # fmt: skip
+    group.add_argument(
+        "--min-supported-compute-capability", type=float, default=MIN_COMPUTE_CAPABILITY, metavar="VERSION",
+        help=f"GPUs below are not used; default {MIN_COMPUTE_CAPABILITY}",
+    )  # fmt: skip
+    group.add_argument(
+        "--device-list", default="", metavar="FILE",
+        help="take the GPUs from this JSON list (as in workbench doctor --json), not from NVML: placement is tried "
+        "without the hardware",
     )  # fmt: skip
 
 
@@ -182,6 +209,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise InvalidRequest("--load-model requires --model-control-mode=explicit")
     for text in args.rate_limit_resource:
         parse_resource_limit(text)
+    host_policies(args.host_policy)
+    backend_config(args.backend_config)
     if args.http_max_input_size <= 0:
         raise InvalidRequest("Error: --http-max-input-size must be greater than 0.")
     return args
@@ -196,18 +225,38 @@ def backend_config(entries: Sequence[str]) -> dict[str, dict[str, str]]:
     """``--backend-config`` values (``BACKEND,KEY=VALUE``; without a backend for all, as ``""``) by backend.
 
     Raises:
-        InvalidRequest: one has no ``=``.
+        InvalidRequest: one cannot be read (Triton's texts).
     """
     found: dict[str, dict[str, str]] = {}
     for entry in entries:
         backend, comma, setting = entry.partition(",")
         if not comma:
             backend, setting = "", entry
-        key, equals, value = setting.partition("=")
-        if not equals or not key:
+        elif not backend:
             raise InvalidRequest(
-                "--backend-config option format is '<backend name>,<setting>=<value>' or '<setting>=<value>'. "
-                f"Got {entry}"
+                "No backend specified. --backend-config option format is <backend name>,<setting>=<value> or "
+                f"<setting>=<value>. Got {entry}"
             )
+        key, _, value = setting.partition("=")
+        if not key or not value:
+            raise InvalidRequest(f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {entry}")
         found.setdefault(backend, {})[key] = value
+    return found
+
+
+def host_policies(entries: Sequence[str]) -> dict[str, dict[str, str]]:
+    """``--host-policy`` values (``POLICY,SETTING=VALUE``) by policy; a later one of the same setting holds.
+
+    Raises:
+        InvalidRequest: one cannot be read (Triton's text).
+        Unsupported: one has a setting that there is not (Triton's text).
+    """
+    found: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        policy, _, assignment = entry.partition(",")
+        setting, _, value = assignment.partition("=")
+        if not policy or not setting or not value:
+            raise InvalidRequest(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {entry}")
+        check_setting(setting)
+        found.setdefault(policy, {})[setting] = value
     return found

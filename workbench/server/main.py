@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.server import runtime
-from workbench.server.arguments import backend_config, parse, without_effect
+from workbench.server.arguments import backend_config, host_policies, parse, without_effect
 from workbench.server.logs import log_event, start_logging
 from workbench.server.options import ServerOptions
 from workbench.server.settings import LogSettings
@@ -187,8 +187,11 @@ class _Stop:
 
 def _engine_options(args: argparse.Namespace) -> EngineOptions:
     from workbench.engine import EngineOptions
+    from workbench.engine.options import BACKEND_DIRECTORY, scheduling_hooks
+    from workbench.telemetry import load_devices
 
     mode = args.model_control_mode
+    queued, backlog = scheduling_hooks(os.environ)
     return EngineOptions(
         repositories=tuple(Path(path).resolve() for path in args.model_repository),
         control_mode=mode,
@@ -204,6 +207,12 @@ def _engine_options(args: argparse.Namespace) -> EngineOptions:
         config_name=args.model_config_name,
         rate_limit=args.rate_limit,
         rate_limit_resources=tuple(args.rate_limit_resource),
+        gpus=load_devices(args.device_list) if args.device_list else None,
+        min_compute_capability=args.min_supported_compute_capability,
+        host_policies=host_policies(args.host_policy),
+        backend_directory=Path(args.backend_directory).resolve() if args.backend_directory else BACKEND_DIRECTORY,
+        hold_until_queued=queued,
+        hold_until_backlog=backlog,
     )
 
 

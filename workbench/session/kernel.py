@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from workbench.config import Edit
 from workbench.engine import EngineOptions, InferenceEngine
+from workbench.engine.options import BACKEND_DIRECTORY, scheduling_hooks
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import Event, RecordColumns
@@ -16,6 +17,7 @@ from workbench.session.hints import explain, explained
 from workbench.session.opening import PathLike, repositories
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
+from workbench.telemetry import Device
 
 
 class Engine(Server):
@@ -29,9 +31,14 @@ class Engine(Server):
         models: which to load, ``*`` is all. A model that fails to load does not stop the others: see ``models()``.
         python_execution: where Python models run.
         control_mode: Triton's ``--model-control-mode``.
+        backend_directory: where Python-based backends are, ``<backend_directory>/<name>/model.py``.
+        host_policies: a policy's name -> ``cpu-cores`` or ``numa-node`` -> value, as ``--host-policy`` has them.
+        gpus: the devices to place instances on, numbers or records (``workbench.telemetry.load_devices``); None asks
+            NVML.
 
     Raises:
         NotFound: there is no such directory.
+        Unsupported: a host policy has a setting that there is not.
     """
 
     kind = "kernel"
@@ -43,16 +50,25 @@ class Engine(Server):
         models: Sequence[str] = ("*",),
         python_execution: Literal["process", "thread"] = "thread",
         control_mode: Literal["none", "explicit"] = "explicit",
+        backend_directory: PathLike = BACKEND_DIRECTORY,
+        host_policies: Mapping[str, Mapping[str, str]] | None = None,
+        gpus: Sequence[int | Device] | None = None,
     ) -> None:
         self._paths = repositories(path)
         self.name = self._paths[0].name
         self.url = ""
+        queued, backlog = scheduling_hooks(os.environ)
         self.engine = InferenceEngine(
             EngineOptions(
                 repositories=self._paths,
                 control_mode=control_mode,
                 load_models=tuple(models),
                 python_execution=python_execution,
+                backend_directory=Path(backend_directory).resolve(),
+                host_policies=host_policies or {},
+                gpus=None if gpus is None else tuple(gpus),
+                hold_until_queued=queued,
+                hold_until_backlog=backlog,
             )
         )
         self._mode = control_mode

@@ -100,8 +100,8 @@ def serve(fd: int) -> int:
     die_with_parent(setup["parent"])
     module = pb_utils.build(channel, setup["version_dir"])
     sys.modules[pb_utils.NAME] = module
-    sys.path.extend([setup["version_dir"], setup["model_dir"]])
-    runner = Runner(setup["args"], setup["path"], lambda: load(setup["path"], setup["version_dir"]))
+    sys.path.extend(setup["places"])
+    runner = Runner(setup["args"], setup["path"], lambda: load(setup["path"], setup["package"]))
     try:
         if setup["mode"] == "auto_complete":
             channel.send(wire.READY, runner.auto_complete(setup["args"]["model_config"]))
@@ -176,8 +176,8 @@ def columns_of(responses: list[InferenceResponse]) -> list[Any] | None:
     return columns or None
 
 
-def load(path: str, version_dir: str) -> ModuleType:
-    """Imports the model's file as ``<version>.<file>``, as Triton does.
+def load(path: str, package: str) -> ModuleType:
+    """Imports the model's file as ``<version>.<file>``, as Triton does, a Python-based backend's as ``<file>``.
 
     Raises:
         ModelError: there is no such file.
@@ -185,7 +185,7 @@ def load(path: str, version_dir: str) -> ModuleType:
     if not os.path.isfile(path):  # noqa: PTH113
         raise ModelError(f"Python model file not found in '{path}'")
     stem = os.path.splitext(os.path.basename(path))[0]  # noqa: PTH119, PTH122
-    name = f"{os.path.basename(version_dir)}.{stem}"  # noqa: PTH119
+    name = f"{package}.{stem}" if package else stem
     __import__(name)
     return sys.modules[name]
 
