@@ -296,7 +296,7 @@ class ModelVersion:
             batch.seq, self.name, run.epoch, slot.spec.label, batch.rows, len(batch.items), batch.reason,
             batch.acquired, run.execution.compute_end,
         )  # fmt: skip
-        self.statistics.recent.append((batch.rows, batch.reason))
+        self.statistics.left(batch.rows, batch.reason)
         # Triton's Python backend reports a batch that failed as executed, its other backends do not
         counts = getattr(self.loaded, "counts_failed_batches", False)
         ended = True

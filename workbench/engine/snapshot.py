@@ -35,8 +35,9 @@ class VersionSnapshot:
 
     ``pending`` requests wait (the gauge of section 12), ``running`` are in instances; ``oldest_ms`` is the age of the
     oldest that waits. ``failures`` counts by reason since load. ``statistics`` is Triton's entry since load.
-    ``recent_batches`` are rows and reason of the last 64 batches, oldest first. ``batching`` is the scheduler in a
-    word: ``dynamic``, ``sequence``, ``ensemble``, or empty where a request is a batch.
+    ``recent_batches`` are rows and reason of the last 64 batches, oldest first; ``batch_reasons`` counts all since
+    load: one that left for ``shapes`` or ``inputs`` stands for a request that could not join it. ``batching`` is the
+    scheduler in a word: ``dynamic``, ``sequence``, ``ensemble``, or empty where a request is a batch.
     """
 
     model: str
@@ -56,6 +57,7 @@ class VersionSnapshot:
     recent_batches: tuple[tuple[int, str], ...]
     load_s: float
     delay_microseconds: int
+    batch_reasons: dict[str, int] = field(default_factory=dict)
     backend: str = ""
     batching: str = ""
 
@@ -138,6 +140,7 @@ def version_snapshot(entry: ModelEntry, number: int, slot: VersionSlot, now: int
         failures={str(reason): count for reason, count in model.statistics.failures.items()},
         statistics=model.statistics.to_json(entry.name, number),
         recent_batches=tuple(model.statistics.recent),
+        batch_reasons=dict(model.statistics.reasons),
         delay_microseconds=model.settings.max_queue_delay_microseconds,
         backend=model.config.backend or model.config.platform,
         batching=(model.config.WhichOneof("scheduling_choice") or "").partition("_")[0],

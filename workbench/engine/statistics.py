@@ -33,6 +33,7 @@ class ModelStatistics:
         "inference_count",
         "last_inference_ms",
         "queue_ns",
+        "reasons",
         "recent",
         "responses",
         "success_count",
@@ -51,6 +52,12 @@ class ModelStatistics:
         self.batches: dict[int, list[int]] = {}
         self.responses = ResponseStatistics()
         self.recent: deque[tuple[int, str]] = deque(maxlen=64)
+        self.reasons: dict[str, int] = {}
+
+    def left(self, rows: int, reason: str) -> None:
+        """A batch has left the queue, for a reason of ``scheduling.interface``; also one that failed then."""
+        self.recent.append((rows, reason))
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def success(self, rows: int, total_ns: int, queue_ns: int, durations: tuple[int, int, int]) -> None:
         """A request that succeeded; ``durations`` are input, infer and output of the batch it was in."""

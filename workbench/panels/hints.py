@@ -28,10 +28,13 @@ class Observed:
         """How many batches were executed."""
         return sum(self.counts.values())
 
+    def number(self, reason: str) -> int:
+        """How many batches were formed for a reason."""
+        return sum(count for (_, each), count in self.counts.items() if each == reason)
+
     def share(self, reason: str) -> float:
         """The share of batches that were formed for a reason, 0 to 1."""
-        mine = sum(count for (_, r), count in self.counts.items() if r == reason)
-        return mine / self.batches if self.batches else 0.0
+        return self.number(reason) / self.batches if self.batches else 0.0
 
     @property
     def mean_rows(self) -> float:
@@ -98,9 +101,16 @@ def _reasons(seen: Observed, limit: int, dynamic: Mapping[str, Any]) -> list[str
             "requests came. A delay would make batches larger and requests slower: it pays only where instances are "
             "busy."
         )
-    for reason, text in (("shapes", "have different shapes"), ("inputs", "give different inputs")):
+    for reason, text in (
+        (
+            "shapes",
+            "shapes differ. allow_ragged_batch lifts that, where the model can take such batches",
+        ),
+        ("inputs", "inputs differ. Requests share a batch that give the same optional inputs"),
+    ):
         if seen.share(reason) > 0.1:
-            found.append(f"{seen.share(reason):.0%} of the batches were cut short: requests that wait {text}.")
+            number = seen.number(reason)
+            found.append(f"{number:,} request{'s' * (number != 1)} could not join: {text}.")
     return found
 
 
