@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workbench.backends.host_policy import HostPolicy
 from workbench.clock import Clock
 from workbench.errors import WorkbenchError
@@ -173,6 +176,32 @@ class Execution:
     report: Callable[[ResponseReport], None] = _nowhere
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Bytes moved inside the server for one model version since it was loaded; written on the loop's thread.
+
+    ``to_processes`` and ``from_processes``: what was written for the model's processes and what they wrote, tensors
+    with their descriptions, through the socket or in shared memory, nested requests (BLS) and log lines included. A
+    model on threads has none. ``handed_on``: tensors that an ensemble gave to its steps and in its answers; ``copied``
+    is how much of that is other memory than the tensor that came (looked at each time, not assumed).
+
+    Not counted: what a framework does with its inputs and outputs (to form a batch of several requests copies their
+    rows), and what a front end reads and writes (the server counts that).
+    """
+
+    to_processes: int = 0
+    from_processes: int = 0
+    handed_on: int = 0
+    copied: int = 0
+
+    def hand_on(self, given: NDArray[Any], taken: NDArray[Any]) -> None:
+        """A tensor's array came as ``given`` and was handed on as ``taken``; of BYTES the elements' bytes count."""
+        size = sum(map(len, given.flat)) if given.dtype == np.object_ else given.nbytes
+        self.handed_on += size
+        if taken is not given and not np.may_share_memory(given, taken):
+            self.copied += size
+
+
 class ThreadInstance(Protocol):
     """An instance that executes on a thread of its own."""
 
@@ -204,7 +233,8 @@ class LoadedModel(Protocol):
     """An opened model version.
 
     One that has ``counts_failed_batches = True`` has batches counted as executed although every request of them failed
-    (as Triton's Python backend does).
+    (as Triton's Python backend does). One that has processes, or hands tensors on, counts the bytes in ``traffic``, a
+    ``Traffic``.
     """
 
     reads_max_batch_size: bool

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workbench.backends._child import wire
-from workbench.backends.base import Instance, InstanceSpec, LoadedModel, ModelContext, ModelDescription
+from workbench.backends.base import Instance, InstanceSpec, LoadedModel, ModelContext, ModelDescription, Traffic
 from workbench.backends.python_launch import Child, Keeper, exit_text, interpreter_for
 from workbench.backends.python_process import ProcessInstance, ProcessOptions
 from workbench.backends.python_thread import ThreadInstance
@@ -82,6 +82,7 @@ class PythonModel:
         self._path = path
         self._places = _places(context, shared)
         self._keeper: Keeper | None = None
+        self.traffic = Traffic()
         if self.execution == "process":
             setup = _setup(context, path, "run", shared)
             self._options = ProcessOptions(_interpreter(context), setup, **_settings(context))
@@ -102,7 +103,7 @@ class PythonModel:
             thread = ThreadInstance(self._context, spec, model_args(self._context), self._path, self._places)
             thread.open()
             return thread
-        process = ProcessInstance(self._context, spec, self._keeper, self._options)
+        process = ProcessInstance(self._context, spec, self._keeper, self._options, self.traffic)
         process.open()
         return process
 
@@ -212,7 +213,7 @@ def _ask(child: Child, setup: dict[str, Any], name: str) -> str:
         if not ready:
             raise BackendError(f"auto_complete_config of model '{name}' took more than {AUTO_COMPLETE_LIMIT_S:g} s")
         try:
-            alive = reader.read(sock)
+            alive = reader.read(sock) > 0
         except OSError:
             alive = False
         if not alive and not reader.frames:

@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.backends._child import wire
 from workbench.backends._child.slabs import Slab, Slabs
+from workbench.backends.base import Traffic
 
 PINNED_LIMIT = 8
 """Slabs that answers may keep; beyond that their bytes are copied: a client that keeps answers keeps no slabs."""
@@ -24,6 +25,7 @@ class ServerChannel:
         sock: a non-blocking socket.
         on_frame: called for each frame.
         on_end: called once when the stream ends or breaks, with the reason ("" for a plain end).
+        traffic: where the bytes both ways are counted.
     """
 
     def __init__(
@@ -32,12 +34,14 @@ class ServerChannel:
         sock: socket.socket,
         on_frame: Callable[[wire.Frame], None],
         on_end: Callable[[str], None],
+        traffic: Traffic,
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._fd = sock.fileno()
         self._on_frame = on_frame
         self._on_end = on_end
+        self._traffic = traffic
         self._reader = wire.FrameReader()
         self._slabs = Slabs()
         self._pending: deque[tuple[bytes | memoryview, Slab | None]] = deque()
@@ -55,9 +59,11 @@ class ServerChannel:
         else:
             slab = self._slabs.out.take(packer.size)
             packer.copy_into(slab.memory)
+            self._traffic.to_processes += packer.size
             new = slab.fd >= 0
             pieces = wire.encode(kind, head, fds=int(new), slab=(slab.id, packer.size))
             slab = slab if new else None
+        self._traffic.to_processes += sum(map(len, pieces))
         if self._pending:
             self._pending.append((b"".join(pieces), slab))
             return
@@ -73,6 +79,7 @@ class ServerChannel:
         """The bytes of a frame's tensors."""
         if not frame.slab_id:
             return frame.payload
+        self._traffic.from_processes += frame.slab_size
         for fd in frame.fds:
             self._slabs.into.learn(frame.slab_id, fd)
         if self._slabs.into.leased >= PINNED_LIMIT:
@@ -101,12 +108,14 @@ class ServerChannel:
     def _readable(self) -> bool:
         """One read; whether there may be more."""
         try:
-            alive = self._reader.read(self._sock)
+            count = self._reader.read(self._sock)
         except BlockingIOError:
             return False
         except (OSError, wire.ProtocolError) as error:
             self._end(str(error))
             return False
+        self._traffic.from_processes += count
+        alive = count > 0
         frames = self._reader.frames
         while frames and self._open:
             frame = frames.popleft()

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from workbench.backends._child import wire
-from workbench.backends.base import Execution, InstanceSpec, ModelContext
+from workbench.backends.base import Execution, InstanceSpec, ModelContext, Traffic
 from workbench.backends.python_channel import ServerChannel
 from workbench.backends.python_convert import (
     answer_head,
@@ -73,13 +73,16 @@ class ProcessInstance:
 
     kind: Literal["loop"] = "loop"
 
-    def __init__(self, context: ModelContext, spec: InstanceSpec, keeper: Keeper, options: ProcessOptions) -> None:
+    def __init__(
+        self, context: ModelContext, spec: InstanceSpec, keeper: Keeper, options: ProcessOptions, traffic: Traffic
+    ) -> None:
         self._context = context
         self._host = context.host
         self._loop = context.host.loop
         self._spec = spec
         self._keeper = keeper
         self._options = options
+        self._traffic = traffic
         self._state = State.STARTING
         self._child: Child | None = None
         self._channel: ServerChannel | None = None
@@ -344,7 +347,7 @@ class ProcessInstance:
             return  # close ends it
         self._spawning = None
         self._child = child
-        self._channel = ServerChannel(self._loop, child.sock, self._frame, self._ended)
+        self._channel = ServerChannel(self._loop, child.sock, self._frame, self._ended, self._traffic)
         if hasattr(os, "pidfd_open"):
             # the end of the stream may not come: a process that the model forked holds the socket too
             self._pidfd = os.pidfd_open(child.popen.pid)

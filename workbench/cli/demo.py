@@ -132,7 +132,7 @@ def _ready(server: Server, wanted: Sequence[str] | None) -> tuple[list[str], lis
         NotFound: a model that was asked for is not there or not ready.
         InvalidRequest: one that was asked for is an ensemble.
     """
-    from workbench.session.measuring import composing_models
+    from workbench.session.pipelines import composing_models
 
     table = server.models()
     ready = [row.name for row in table if row.ready]

@@ -109,6 +109,10 @@ class ControlClient:
         """CPU, memory and GPUs of the machine that serves."""
         return self._dict("GET", "/devices")
 
+    def wire(self) -> dict[str, dict[str, int]]:
+        """Inference requests by the model asked: ``requests``, bytes ``received`` and ``sent``, heads included."""
+        return self._dict("GET", "/wire")
+
     def shutdown(self) -> None:
         """Ends the server; requests that run are finished first."""
         self._call("POST", "/shutdown", {})

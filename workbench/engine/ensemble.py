@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from workbench.backends.base import Instance, InstanceSpec
+from workbench.backends.base import Instance, InstanceSpec, Traffic
 from workbench.engine.core import EngineCore
 from workbench.engine.model import ModelVersion
 from workbench.engine.ticket import OnResponse, Ticket
@@ -54,6 +54,9 @@ class _NoBackend:
     """What an ensemble has in the place of an opened model."""
 
     reads_max_batch_size = True
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
         raise InternalError(f"an ensemble has no instances, asked for {spec.name}")
@@ -129,7 +132,9 @@ class EnsembleVersion(ModelVersion):
     def __init__(
         self, core: EngineCore, name: str, version: int, config: Any, *, graph: EnsemblePlan, lookup: Lookup
     ) -> None:
-        super().__init__(core, name, version, config, _NoBackend())
+        nothing = _NoBackend()
+        super().__init__(core, name, version, config, nothing)
+        self._traffic = nothing.traffic
         self.decoupled = graph.decoupled
         self.graph = graph
         self.executor = EnsembleExecutor(graph)
@@ -238,7 +243,7 @@ class EnsembleVersion(ModelVersion):
         top, sequence = ticket.request, action.sequence
         request = InferenceRequest(
             step.model,
-            [_tensor(name, ref) for name, ref in action.inputs.items()],
+            [self._hand_on(name, ref) for name, ref in action.inputs.items()],
             self._asked[step.index],
             ticket.members[step.index].version,
             top.id,
@@ -348,7 +353,7 @@ class EnsembleVersion(ModelVersion):
         ticket = self._open.get(action.run)  # type: ignore[call-overload]
         if ticket is None:
             return
-        outputs = [_tensor(name, ref) for name, ref in action.outputs.items()]
+        outputs = [self._hand_on(name, ref) for name, ref in action.outputs.items()]
         parameters: dict[str, Parameter] = {}
         if action.sequence is not None:
             flags = action.sequence
@@ -357,6 +362,13 @@ class EnsembleVersion(ModelVersion):
             ticket,
             InferenceResponse(self.name, self.version, ticket.request.id, outputs, parameters, final=action.final),
         )
+
+    def _hand_on(self, name: str, ref: TensorRef) -> Tensor:
+        """The tensor under another name, in another shape where the bridge between batching and not asks for one."""
+        tensor: Tensor = ref.value
+        data = tensor.data if tensor.data.shape == ref.shape else tensor.data.reshape(ref.shape)
+        self._traffic.hand_on(tensor.data, data)
+        return Tensor(name, tensor.datatype, ref.shape, data)
 
     def _finish(self, action: Finish) -> None:
         ticket = self._open.get(action.run)  # type: ignore[call-overload]
@@ -439,13 +451,6 @@ def _can_be_held(graph: EnsemblePlan) -> frozenset[int]:
         if step.decoupled
         and not any(step.index in upstream[other.index] and other.model == step.model for other in graph.steps)
     )
-
-
-def _tensor(name: str, ref: TensorRef) -> Tensor:
-    """The tensor under another name, in another shape where the bridge between batching and not asks for one."""
-    tensor: Tensor = ref.value
-    data = tensor.data
-    return Tensor(name, tensor.datatype, ref.shape, data if data.shape == ref.shape else data.reshape(ref.shape))
 
 
 def _flags(parameters: Any) -> SequenceFlags | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from workbench.backends.base import Traffic
 
 if TYPE_CHECKING:
     from workbench.engine.entry import ModelEntry, VersionSlot
+
+_NO_TRAFFIC = Traffic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class VersionSnapshot:
     oldest that waits. ``failures`` counts by reason since load. ``statistics`` is Triton's entry since load.
     ``recent_batches`` are rows and reason of the last 64 batches, oldest first; ``batch_reasons`` counts all since
     load: one that left for ``shapes`` or ``inputs`` stands for a request that could not join it. ``batching`` is the
-    scheduler in a word: ``dynamic``, ``sequence``, ``ensemble``, or empty where a request is a batch.
+    scheduler in a word: ``dynamic``, ``sequence``, ``ensemble``, or empty where a request is a batch. ``steps`` are the
+    models of an ensemble's steps, ``traffic`` the bytes that were moved for the version since load.
     """
 
     model: str
@@ -60,6 +65,8 @@ class VersionSnapshot:
     batch_reasons: dict[str, int] = field(default_factory=dict)
     backend: str = ""
     batching: str = ""
+    steps: tuple[str, ...] = ()
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +151,6 @@ def version_snapshot(entry: ModelEntry, number: int, slot: VersionSlot, now: int
         delay_microseconds=model.settings.max_queue_delay_microseconds,
         backend=model.config.backend or model.config.platform,
         batching=(model.config.WhichOneof("scheduling_choice") or "").partition("_")[0],
+        steps=tuple(step.model_name for step in model.config.ensemble_scheduling.step),
+        traffic=replace(getattr(model.loaded, "traffic", _NO_TRAFFIC)),
     )

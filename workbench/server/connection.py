@@ -94,6 +94,7 @@ class HttpConnection(asyncio.Protocol):
         self._paused_writing = False
         self._ages = [0, 0, 0]  # sweeps: head, pause in the body, unread answer
         self._unread = 0
+        self._received = 0  # since the last whole request
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
@@ -149,6 +150,7 @@ class HttpConnection(asyncio.Protocol):
         """Bytes from the client."""
         if self._deaf:
             return
+        self._received += len(data)
         self._ages[1] = 0
         if not self._head_done:
             self._head_bytes += len(data)
@@ -262,6 +264,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._incoming = None
         exchange.body = self._body.take()
+        # Of requests sent in one piece the first has the bytes of all: a sum is right all the same.
+        exchange.received, self._received = self._received, 0
         if not exchange.keep_alive:
             self._deaf = True
         if self._current is None and not self._waiting and not self._paused_writing:
@@ -321,6 +325,7 @@ class HttpConnection(asyncio.Protocol):
         tail = (_KEEP if exchange.old else b"\r\n\r\n") if keep else b"\r\nConnection: close\r\n\r\n"
         lines = "".join(f"\r\n{name}: {value}" for name, value in headers).encode() if headers else b""
         full = b"%b%d%b%b" % (head, size, lines, tail)
+        self.sent(len(full) + size)
         if exchange.method == b"HEAD":
             transport.write(full)
         elif size < _JOIN_BELOW:
@@ -335,11 +340,19 @@ class HttpConnection(asyncio.Protocol):
         if self.transport is None:
             stream.closed = True
             return stream
-        self.transport.write(
+        head = (
             f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\n"
-            "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode()
-        )
+            "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        ).encode()
+        self.transport.write(head)
+        self.sent(len(head))
         return stream
+
+    def sent(self, size: int) -> None:
+        """Bytes of the current request's answer were written."""
+        current = self._current
+        if current is not None and current.wire is not None:
+            current.wire.sent += size
 
     def _finish(self, exchange: Exchange, keep: bool) -> None:
         self._current = None

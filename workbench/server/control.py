@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workbench.server.options import ServerOptions
 
 API_VERSION = 1
-FEATURES = ("configure", "save", "revert", "load", "unload", "records", "events", "devices", "shutdown")
+FEATURES = ("configure", "save", "revert", "load", "unload", "records", "events", "devices", "wire", "shutdown")
 
 _SEQUENCE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _MODEL = re.compile(r"/v2/workbench/models/([^/]+)/(config|configure|save|revert|load|unload)")
@@ -50,6 +50,7 @@ class ControlPlane:
             "/v2/workbench/records": (b"GET", self._records),
             "/v2/workbench/events": (b"GET", self._events),
             "/v2/workbench/devices": (b"GET", self._devices),
+            "/v2/workbench/wire": (b"GET", self._wire),
             "/v2/workbench/shutdown": (b"POST", self._shutdown),
         }
         found = table.get(path)
@@ -168,6 +169,10 @@ class ControlPlane:
             return await sampled
 
         self.api.run(exchange, wait(), lambda sample: sample.to_json())
+
+    def _wire(self, exchange: Exchange) -> None:
+        assert self.api is not None
+        exchange.json(self.api.wire.to_json())
 
     def _shutdown(self, exchange: Exchange) -> None:
         exchange.keep_alive = False

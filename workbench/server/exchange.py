@@ -12,6 +12,7 @@ import orjson
 from workbench import errors
 from workbench.errors import WorkbenchError
 from workbench.protocol.binary import Buffer
+from workbench.server.traffic import WireCount
 
 LOG = logging.getLogger("workbench.server")
 
@@ -26,6 +27,9 @@ class Line(Protocol):
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport | None
     peer: str
+
+    def sent(self, size: int) -> None:
+        """Bytes of the answer that is under way were written."""
 
     def send(
         self, exchange: Exchange, status: int, body: Sequence[Buffer], kind: str, headers: Iterable[tuple[str, str]]
@@ -60,7 +64,9 @@ class Exchange:
         "on_gone",
         "path",
         "query",
+        "received",
         "refusal",
+        "wire",
     )
 
     def __init__(self, connection: Line) -> None:
@@ -74,6 +80,8 @@ class Exchange:
         self.old = False  # HTTP/1.0
         self.on_gone: Callable[[], None] | None = None
         self.refusal: tuple[int, str] | None = None
+        self.received = 0  # bytes of the request, head and body
+        self.wire: WireCount | None = None
         self.answered = False
 
     @property
@@ -151,7 +159,9 @@ class Stream:
         if transport.get_write_buffer_size() > _EVENT_BACKLOG:
             transport.abort()
             return
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        piece = b"%x\r\n%b\r\n" % (len(data), data)
+        transport.write(piece)
+        self._connection.sent(len(piece))
 
     def end(self) -> None:
         """Ends the answer; the connection is closed."""

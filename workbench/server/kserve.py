@@ -24,6 +24,7 @@ from workbench.server.http import JSON, Exchange
 from workbench.server.infer import InferEndpoint
 from workbench.server.options import EXTENSIONS, TRITON_VERSION, ServerOptions
 from workbench.server.settings import LogSettings, TraceSettings
+from workbench.server.traffic import WireCounts
 
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
@@ -61,6 +62,7 @@ class KServeApi:
         self.tracing = TraceSettings()
         self.infer = InferEndpoint(engine, options.max_input_size)
         self.generate = GenerateEndpoint(engine, options.max_input_size)
+        self.wire = WireCounts()
         self.exiting = False
         self._guard = HostGuard(options.http_address, options.allowed_hosts)
         self._routes: dict[bytes, Handler] = {}
@@ -125,6 +127,19 @@ class KServeApi:
             return self.control.route(text)
         return lambda exchange: exchange.error(404, "Not Found")
 
+    def _counted(self, model: str, handler: Handler) -> Handler:
+        """An inference by POST, its bytes counted."""
+        begin = self.wire.begin
+
+        def counted(exchange: Exchange) -> None:
+            if exchange.method != b"POST":
+                exchange.error(405, NOT_ALLOWED)
+                return
+            exchange.wire = begin(model, exchange.received)
+            handler(exchange)
+
+        return counted
+
     def _model_route(self, model: str, digits: str, kind: str) -> Handler:
         if kind == "trace/setting":
             if digits:
@@ -139,16 +154,10 @@ class KServeApi:
         version = int(digits) if digits else -1
         if kind == "infer":
             infer = self.infer.handle
-            return lambda exchange: (
-                infer(exchange, model, version) if exchange.method == b"POST" else exchange.error(405, NOT_ALLOWED)
-            )
+            return self._counted(model, lambda exchange: infer(exchange, model, version))
         if kind in ("generate", "generate_stream"):
             generate, streaming = self.generate.handle, kind == "generate_stream"
-            return lambda exchange: (
-                generate(exchange, model, version, streaming=streaming)
-                if exchange.method == b"POST"
-                else exchange.error(405, NOT_ALLOWED)
-            )
+            return self._counted(model, lambda exchange: generate(exchange, model, version, streaming=streaming))
         call = {
             "ready": self._model_ready,
             "config": self._model_config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.config import Edit
 from workbench.engine import EngineOptions, InferenceEngine
@@ -15,9 +15,13 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import Event, RecordColumns
 from workbench.session.hints import explain, explained
 from workbench.session.opening import PathLike, repositories
+from workbench.session.pipelines import traffic_frame
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
 from workbench.telemetry import Device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Engine(Server):
@@ -179,6 +183,10 @@ class Engine(Server):
     def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self.engine.events.after(after)
+
+    def traffic(self) -> pd.DataFrame:
+        """Bytes moved to and from Python models in processes, and between an ensemble's steps."""
+        return traffic_frame(self.state(), {})
 
     def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of this machine."""

@@ -21,6 +21,7 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment
 from workbench.records.runs import RunStore
+from workbench.session.pipelines import composing_models
 from workbench.session.remote import TritonServer
 from workbench.session.results import ConfigView
 
@@ -362,9 +363,3 @@ def _with_composing(server: Server, names: Sequence[str]) -> list[str]:
             found[name] = None
             left += composing_models(server.config(name).effective)
     return list(found)
-
-
-def composing_models(config: Mapping[str, Any]) -> list[str]:
-    """The models that an ensemble is made of, in the order of its steps; empty for another model."""
-    steps = (config.get("ensemble_scheduling") or {}).get("step", ())
-    return list(dict.fromkeys(str(step["model_name"]) for step in steps))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.client import ControlClient, TritonClient
 from workbench.clock import monotonic_ns
@@ -18,8 +18,12 @@ from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
 from workbench.session.hints import explain, explained
 from workbench.session.owned import OwnedProcess, log_path, tail
+from workbench.session.pipelines import traffic_frame
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _RELOADS = "a remote Triton takes edits as a load with config override: the model is reloaded"
 CONFIG_AGE_S = 5.0
@@ -218,6 +222,10 @@ class WorkbenchServer(ClientServer):
     def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self._control.events(after)
+
+    def traffic(self) -> pd.DataFrame:
+        """Bytes moved on the wire, to and from Python models, and between an ensemble's steps."""
+        return traffic_frame(self._control.state(), self._control.wire())
 
     def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of the machine that serves."""

@@ -26,6 +26,7 @@ from workbench.protocol.tensors import (
     as_bytes_array,
 )
 from workbench.session.hints import explain
+from workbench.session.pipelines import breakdown_frame, composing_models
 from workbench.session.results import ConfigureResult, ConfigView, ModelRow, ModelTable, Result, SaveResult, Statistics
 
 if TYPE_CHECKING:
@@ -266,6 +267,38 @@ class Server(ABC):
     def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number: states, applied edits, instance failures, log lines."""
         raise Unsupported(f"{self._who()} tells no events over this connection", hint="read its log")
+
+    def breakdown(self, model: str, *, seconds: float | None = None) -> pd.DataFrame:
+        """Where the time of an ensemble's requests goes, step by step; also of a Python model's that asks others (BLS).
+
+        From the records: only requests that were made for this model count, whatever else its steps serve. Means in
+        milliseconds, one row a step in the order of the steps: ``calls`` for each request of ``model``, ``queue_ms``,
+        ``compute_ms``, ``total_ms`` and the ``share`` of the whole; then what lies between the steps, then the whole.
+
+        Args:
+            model: whose requests.
+            seconds: only those of the last seconds; None takes all that are recorded still.
+
+        Raises:
+            Unsupported: a remote Triton gives no records; its ``statistics()`` have each model's totals.
+        """
+        columns = self.record_columns()
+        since = 0 if seconds is None else int(self.state()["time_ns"]) - int(seconds * 1e9)
+        return breakdown_frame(columns, model, composing_models(self.config(model).effective), since)
+
+    def traffic(self) -> pd.DataFrame:
+        """Bytes that were moved, counted where they move; one row a model, so that two answers can be subtracted.
+
+        On the wire, by the model that a client asked (zero in a kernel's engine, which has no wire): ``requests``, and
+        the bytes ``received`` and ``sent`` for them, HTTP heads included. Inside: bytes that went
+        ``to_processes`` and ``from_processes`` of a Python model; bytes of tensors that an ensemble has
+        ``handed_on`` to its steps and in its answers, and how many of them it ``copied`` to do so. The inside counts
+        begin anew when a model is reloaded.
+
+        Raises:
+            Unsupported: a remote Triton does not count them.
+        """
+        raise Unsupported(f"{self._who()} does not count the bytes that it moves", hint="serve its repository here")
 
     def devices(self) -> dict[str, Any]:
         """CPU, memory and GPUs of the machine that serves."""

@@ -165,7 +165,7 @@ class Channel:
 
     def _read(self) -> bool:
         try:
-            return self._reader.read(self._sock)
+            return self._reader.read(self._sock) > 0
         except (OSError, wire.ProtocolError):
             return False
 

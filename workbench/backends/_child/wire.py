@@ -199,8 +199,8 @@ class FrameReader:
         self._fds: deque[int] = deque()
         self.frames: deque[Frame] = deque()
 
-    def read(self, sock: socket.socket) -> bool:
-        """One ``recvmsg``; False at the end of the stream.
+    def read(self, sock: socket.socket) -> int:
+        """One ``recvmsg``; how many bytes came, 0 at the end of the stream.
 
         Raises:
             BlockingIOError: nothing there, on a non-blocking socket.
@@ -216,10 +216,10 @@ class FrameReader:
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
                 self._fds.extend(fds)
         if not count:
-            return False
+            return 0
         self._end += count
         self._cut()
-        return True
+        return count
 
     def close(self) -> list[int]:
         """The descriptors that no frame has taken."""

@@ -1,0 +1,43 @@
+"""Bytes on the wire of inference requests, by the model that was asked: counted where they are read and written."""
+
+from __future__ import annotations
+
+_MODELS = 4096  # names come from strangers: no more are kept
+
+
+class WireCount:
+    """One model's: requests that reached the server whole, bytes read for them, bytes written in their answers.
+
+    Heads and bodies of HTTP, as they came and went on the sockets; what TCP, IP and TLS add is not in it.
+    """
+
+    __slots__ = ("received", "requests", "sent")
+
+    def __init__(self) -> None:
+        self.requests = self.received = self.sent = 0
+
+    def to_json(self) -> dict[str, int]:
+        """As ``GET /v2/workbench/wire`` has it."""
+        return {"requests": self.requests, "received": self.received, "sent": self.sent}
+
+
+class WireCounts:
+    """The counts of a front end since it started, by model name; an ensemble's steps are no requests here."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, WireCount] = {}
+
+    def begin(self, model: str, received: int) -> WireCount:
+        """A request for a model; gives what its answer's bytes are added to."""
+        count = self._models.get(model)
+        if count is None:
+            count = WireCount()
+            if len(self._models) < _MODELS:
+                self._models[model] = count
+        count.requests += 1
+        count.received += received
+        return count
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """By model name."""
+        return {name: count.to_json() for name, count in self._models.items()}
