@@ -1,26 +1,39 @@
-"""The linter of files on disk: one config.pbtxt, a model directory, or every model of a repository.
+"""The linter of files on disk: a config.pbtxt, a model directory, or whole repositories with what goes across models.
 
-The rules of one file are the config room's; here they get what only the directory tells.
+The rules of one configuration are the config room's; here they get what only directories and other models tell.
+Nothing is loaded and no framework is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.config import Finding, LintContext, fix_all, lint_config
+from workbench.config import Finding, LintContext, apply_fixes, lint_config
 from workbench.engine.configure import write_atomically
-from workbench.errors import ConfigError, NotFound
+from workbench.engine.lint_directory import lint_directory
+from workbench.engine.lint_models import LintedModel, read_linted
+from workbench.engine.lint_repository import EnsembleLint, lint_duplicates, lint_resources
+from workbench.errors import ConfigError, InvalidRequest, NotFound
+from workbench.repository.models import find_versions, list_models
+from workbench.scheduling.rate_limiter import ResourceLimit, parse_resource_limit
 
 DEFAULT_RELEASE = "25.03"
 """The Triton release that files are meant for unless one is named."""
 
+ROUNDS = 20
+"""How often fixes are applied: a fix can uncover more."""
+
+FileCheck = Callable[[LintedModel], Iterable[tuple[Path, list[Finding]]]]
+FILE_CHECKS: tuple[FileCheck, ...] = ()
+"""Checks of a model's other files (model.py, example_inputs.json): each file with what was found in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What was found in one file."""
+    """What was found in one file, or about one directory."""
 
     path: Path
     findings: tuple[Finding, ...]
@@ -41,6 +54,16 @@ class FileReport:
             "fixed": list(self.fixed),
         }
 
+    def lines(self) -> Iterator[str]:
+        """As people read it: a line for each finding, and one for its fix."""
+        yield from (f"{self.path}: fixed: {text}" for text in self.fixed)
+        whole = self.path.is_dir()
+        for finding in self.findings:
+            place = str(self.path) if whole else f"{self.path}:{finding.line}:{finding.column}"
+            yield f"{place}: {finding.severity}: {finding.message} [{finding.rule}]"
+            if finding.fix is not None:
+                yield f"    fix: {finding.fix.title}"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LintReport(Sequence[FileReport]):
@@ -60,81 +83,224 @@ class LintReport(Sequence[FileReport]):
         return self.files[index]
 
     def __repr__(self) -> str:
-        lines = []
-        for report in self.files:
-            lines += [f"{report.path}: fixed: {text}" for text in report.fixed]
-            for finding in report.findings:
-                place = f"{report.path}:{finding.line}:{finding.column}"
-                lines.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule}]")
-                if finding.fix is not None:
-                    lines.append(f"    fix: {finding.fix.title}")
-        number = sum(len(report.findings) for report in self.files)
-        failed = sum(1 for report in self.files if not report.ok)
-        lines.append(f"{_count(len(self), 'file')}, {_count(number, 'finding')}, {failed} with errors")
+        lines = [line for report in self.files for line in report.lines()]
+        severities = [finding.severity for report in self.files for finding in report.findings]
+        counts = [
+            _count(severities.count(severity), severity)
+            for severity in ("error", "warning", "hint")
+            if severity in severities
+        ]
+        files = sum(1 for report in self.files if not report.path.is_dir())
+        lines.append(f"{_count(files, 'file')}: {', '.join(counts) or 'nothing to say'}")
         return "\n".join(lines)
 
 
-def lint(path: str | Path, *, triton_release: str = DEFAULT_RELEASE, fix: bool = False) -> LintReport:
-    """Checks a config.pbtxt, a model directory or a repository.
+def lint(
+    *paths: str | Path,
+    triton_release: str = DEFAULT_RELEASE,
+    fix: bool = False,
+    p99_ms: float | None = None,
+    cores: int | None = None,
+    gpus: int | None = None,
+    rate_limit_resources: Sequence[str] = (),
+    auto_complete: bool = True,
+) -> LintReport:
+    """Checks configurations, model directories and repositories.
+
+    Several repositories are checked as one server would load them. Only what the files say counts: what depends on a
+    machine (cores, GPUs, declared resources) is judged where it is given, as the files may be meant for another one.
 
     Args:
-        path: which.
+        paths: which.
         triton_release: what the files are meant for (``25.03``).
-        fix: write the fixes that are offered, atomically; the report has what is left then.
+        fix: write the fixes that are offered, each file atomically; the report has what is left then.
+        p99_ms: the latency goal, in ms: queue delays above it are reported.
+        cores: CPU cores of the machine: threads × instances above them are reported.
+        gpus: number of its GPUs: instance groups that need others are reported.
+        rate_limit_resources: as ``--rate-limit-resource``, NAME:COUNT or NAME:COUNT:DEVICE.
+        auto_complete: False for a server with --disable-auto-complete-config.
 
     Raises:
-        NotFound: there is no configuration at ``path``.
+        NotFound: there is no configuration at a path.
         ConfigError: a file cannot be read or written.
+        InvalidRequest: an argument makes no sense.
     """
-    root = Path(path)
-    files = list(config_files(root))
-    if not files:
-        hint = "give a config.pbtxt, a model directory or a repository"
-        raise NotFound(f"no config.pbtxt at {root}", where=str(root), hint=hint)
-    return LintReport(tuple(_check(file, triton_release, fix=fix) for file in files))
+    devices = None if gpus is None else tuple(range(gpus))
+    context = LintContext(triton_release, None, cores, devices, None, p99_ms, auto_complete)
+    if context.release == (0, 0):
+        raise InvalidRequest(f"'{triton_release}' is no Triton release", hint="as in 25.03: year and month")
+    if not paths:
+        raise InvalidRequest("lint needs a path", hint="a config.pbtxt, a model directory or a repository")
+    limits = tuple(parse_resource_limit(text) for text in rate_limit_resources)
+    run = _Run(_targets([Path(path) for path in paths]), context, limits)
+    return LintReport(tuple(run.mend() if fix else run.reports()))
 
 
-def config_files(root: Path) -> Iterator[Path]:
-    """The configurations to check: the file itself, a model's, or every model's of a repository.
+# ---- what to check
+
+
+@dataclass(slots=True)
+class _Targets:
+    """Lone files, model directories, and repositories with all their models.
+
+    A config.pbtxt that lies among versions stands for its model; another one may lie anywhere.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    directories: list[Path] = field(default_factory=list)
+    repositories: list[Path] = field(default_factory=list)
+
+
+def _targets(paths: Sequence[Path]) -> _Targets:
+    """Sorts paths by what they are.
 
     Raises:
-        NotFound: ``root`` does not exist.
+        NotFound: there is nothing at a path, or nothing to check.
     """
-    if root.is_file():
-        yield root
-    elif (root / "config.pbtxt").is_file():
-        yield root / "config.pbtxt"
-    elif root.is_dir():
-        yield from (path for path in sorted(root.glob("*/config.pbtxt")) if path.is_file())
-    else:
-        raise NotFound(f"{root} does not exist", where=str(root))
+    found = _Targets()
+    for path in paths:
+        if path.is_file() and path.name == "config.pbtxt" and find_versions(path.parent)[0]:
+            found.directories.append(path.parent)
+        elif path.is_file():
+            found.files.append(path)
+        elif not path.is_dir():
+            raise NotFound(f"{path} does not exist", where=str(path))
+        elif _is_model(path):
+            found.directories.append(path)
+        elif list_models([path]):
+            found.repositories.append(path)
+        else:
+            hint = "give a config.pbtxt, a model directory or a repository"
+            raise NotFound(f"no config.pbtxt at {path}", where=str(path), hint=hint)
+    return found
 
 
-def _check(path: Path, release: str, *, fix: bool) -> FileReport:
-    name = path.parent.resolve().name if path.name == "config.pbtxt" else None
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}", where=str(path)) from error
-    findings = lint_config(data, triton_release=release, directory_name=name, path=str(path))
-    fixed: list[str] = []
-    if fix and any(finding.fix for finding in findings):
-        found = findings
-        mended, findings = fix_all(data, context=LintContext(triton_release=release, directory_name=name))
-        if mended != data:
-            try:
-                write_atomically(path, mended)
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot write {path}: {error.strerror or error}", where=str(path), hint="is it writable?"
-                ) from error
+def _is_model(path: Path) -> bool:
+    """Whether a directory is a model's: it has a configuration, or versions and no models."""
+    if (path / "config.pbtxt").is_file():
+        return True
+    versions, _ = find_versions(path)
+    return bool(versions) and not any(path.glob("*/config.pbtxt"))
+
+
+# ---- checking
+
+
+class _Run:
+    """One call of the linter; ``overrides`` are the files as mended so far."""
+
+    def __init__(self, targets: _Targets, context: LintContext, limits: Sequence[ResourceLimit]) -> None:
+        self._targets = targets
+        self._context = context
+        self._limits = limits
+        self._places = list_models(targets.repositories)
+        self._overrides: dict[Path, bytes] = {}
+
+    def reports(self) -> list[FileReport]:
+        """What is found in each file."""
+        return [FileReport(path, tuple(findings)) for path, findings in self._check().items()]
+
+    def mend(self) -> list[FileReport]:
+        """Applies fixes until none is left, then writes the files that changed."""
+        found = self._check()
+        offered: dict[Path, dict[tuple[str, str], str]] = {}
+        for _ in range(ROUNDS):
+            changed = False
+            for path, findings in found.items():
+                data = self._read(path) if any(finding.fix for finding in findings) else b""
+                mended = apply_fixes(data, findings)
+                if mended != data:
+                    self._overrides[path], changed = mended, True
+                    titles = offered.setdefault(path, {})
+                    for each in findings:
+                        if each.fix is not None:
+                            titles[each.rule, each.message] = f"{each.fix.title} [{each.rule}]"
+            if not changed:
+                break
+            found = self._check()
+        for path in self._overrides:
+            self._write(path)
+        reports = []
+        for path, findings in found.items():
             left = {(finding.rule, finding.message) for finding in findings}
-            fixed = [
-                f"{finding.fix.title} [{finding.rule}]"
-                for finding in found
-                if finding.fix is not None and (finding.rule, finding.message) not in left
-            ]
-    return FileReport(path, tuple(findings), tuple(fixed))
+            fixed = [title for key, title in offered.get(path, {}).items() if key not in left]
+            reports.append(FileReport(path, tuple(findings), tuple(fixed)))
+        return reports
+
+    def _read(self, path: Path) -> bytes:
+        if path in self._overrides:
+            return self._overrides[path]
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}", where=str(path)) from error
+
+    def _write(self, path: Path) -> None:
+        try:
+            write_atomically(path, self._overrides[path])
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path}: {error.strerror or error}", where=str(path), hint="is it writable?"
+            ) from error
+
+    def _check(self) -> dict[Path, list[Finding]]:
+        found: dict[Path, list[Finding]] = {}
+        for path in self._targets.files:
+            found[path] = self._file(path)
+        models = {directory: self._model(directory) for directory in self._targets.directories}
+        for places in self._places.values():
+            models.update({directory: self._model(directory) for directory in places})
+        self._across(models)
+        duplicates = lint_duplicates(self._places)
+        for directory, model in models.items():
+            for path, findings in (*model.findings(), *self._others(model)):
+                found.setdefault(path, []).extend(findings)
+            for finding in duplicates.get(directory, ()):
+                found.setdefault(directory, []).append(finding)
+        return found
+
+    def _file(self, path: Path) -> list[Finding]:
+        """A configuration with no model around it."""
+        name = path.parent.resolve().name if path.name == "config.pbtxt" else None
+        return lint_config(self._read(path), context=replace(self._context, directory_name=name), path=str(path))
+
+    def _model(self, directory: Path) -> LintedModel:
+        model = read_linted(directory, self._context, self._overrides)
+        lint_directory(model)
+        return model
+
+    def _others(self, model: LintedModel) -> Iterator[tuple[Path, list[Finding]]]:
+        for check in FILE_CHECKS:
+            yield from check(model)
+
+    def _across(self, models: dict[Path, LintedModel]) -> None:
+        """What goes across models: those of the repositories as one server would load them, each lone one with the
+        models beside it."""
+        unique = {name: places[0] for name, places in self._places.items() if len(places) == 1}
+        known = {name: models[directory] for name, directory in unique.items()}
+        ensembles = EnsembleLint(known.get, known, whole=True)
+        for model in known.values():
+            ensembles.check(model)
+        lint_resources(list(known.values()), self._limits)
+        for directory in self._targets.directories:
+            beside: dict[str, LintedModel | None] = {models[directory].name: models[directory]}
+            names = list_models([directory.parent]) if models[directory].config is not None else {}
+            EnsembleLint(_beside(directory.parent, beside, self._model), names, whole=False).check(models[directory])
+            lint_resources([models[directory]], self._limits)
+
+
+def _beside(
+    repository: Path, known: dict[str, LintedModel | None], read: Callable[[Path], LintedModel]
+) -> Callable[[str], LintedModel | None]:
+    """Looks up the models beside one that is checked alone."""
+
+    def find(name: str) -> LintedModel | None:
+        if name not in known:
+            directory = repository / name
+            known[name] = read(directory) if name and "/" not in name and _is_model(directory) else None
+        return known[name]
+
+    return find
 
 
 def _count(number: int, noun: str) -> str:

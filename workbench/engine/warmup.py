@@ -91,7 +91,7 @@ def _tensor(config: Any, name: str, item: Any, model_dir: Path, rng: np.random.G
         prefix = id_prefix(InferenceRequest(config.name, []))
         raise InvalidRequest(f"{prefix}warmup setting expects input '{name}' to have input_data_type set")
     if choice == "input_data_file":
-        data = _from_file(config, name, item, model_dir, row)
+        data = read_sample_file(config, name, item, model_dir, row)
     elif row.wire == "BYTES":
         data = np.full(item.dims, b"", dtype=np.object_)  # random strings are zeros in Triton too
     elif choice == "zero_data":
@@ -119,7 +119,13 @@ def _random(dims: Sequence[int], row: datatypes.Datatype, rng: np.random.Generat
     return rng.random(dims).astype(row.numpy)
 
 
-def _from_file(config: Any, name: str, item: Any, model_dir: Path, row: datatypes.Datatype) -> NDArray[Any]:
+def read_sample_file(config: Any, name: str, item: Any, model_dir: Path, row: datatypes.Datatype) -> NDArray[Any]:
+    """The data of one input of a sample, from ``warmup/<input_data_file>`` of the model directory.
+
+    Raises:
+        InvalidRequest: the file is too short, or leads out of its folder.
+        InternalError: it cannot be read.
+    """
     path = inside(model_dir / "warmup", item.input_data_file)
     if path is None:
         raise InvalidRequest(f"warmup file '{item.input_data_file}' for input '{name}' leads out of the warmup folder")
