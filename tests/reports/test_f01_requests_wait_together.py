@@ -30,6 +30,7 @@ def test_f01_server_3624_five_at_once_are_at_most_two_executions(root: Path, mak
     assert [size for size, _ in engine.snapshot().version("slow").recent_batches] == rows, "what the panel shows"
 
 
+@pytest.mark.rule("1.3b", "1.3c", "1.8a")
 @pytest.mark.parametrize(
     ("count", "waiting", "expected"),
     [

@@ -32,6 +32,7 @@ def lengths_config(ragged: bool) -> str:
     return text.replace('name: "IN" ', 'name: "IN" allow_ragged_batch: true ') if ragged else text
 
 
+@pytest.mark.rule("1.4d", "1.11a")
 @pytest.mark.parametrize("execution", ["thread", "process"])
 def test_f02_server_6937_other_shapes_run_alone_and_that_is_counted(
     root: Path, make_engine: Any, execution: str
@@ -49,6 +50,7 @@ def test_f02_server_6937_other_shapes_run_alone_and_that_is_counted(
     assert engine.snapshot().version("lengths").batch_reasons["shapes"] == 2, "2 requests could not join"
 
 
+@pytest.mark.rule("1.11b")
 def test_f02_server_6937_a_ragged_input_lifts_it(root: Path, make_engine: Any) -> None:
     """With allow_ragged_batch the three run together."""
     models.add(root, "lengths", lengths_config(ragged=True), LENGTHS)
@@ -82,6 +84,7 @@ def test_f02_server_270_runs_of_equal_shapes_share_a_batch(
     assert engine.snapshot().version("echo").batch_reasons.get("shapes", 0) == len(expected) - 1
 
 
+@pytest.mark.rule("1.11f")
 def test_f02_server_6937_another_set_of_optional_inputs_cannot_join_either(root: Path, make_engine: Any) -> None:
     """Of two optional inputs, requests with the one do not share a batch with those of the other."""
     pair = "".join(
@@ -171,6 +174,7 @@ def test_f16_server_4903_what_is_offered_fits_the_array(root: Path, shape: Any, 
             assert "reshape" not in caught.value.hint
 
 
+@pytest.mark.rule("1.11c", "1.11e")
 def test_f02_server_6937_an_input_in_a_fixed_shape_is_never_a_reason(root: Path, make_engine: Any) -> None:
     """Where all dims are fixed nothing is compared: requests of any rows share a batch."""
     models.add(root, "echo", models.identity(size=16, batching=SHORT_DELAY))

@@ -33,6 +33,7 @@ def timed(client: Server, model: str = "slow", name: str = "INPUT0") -> tuple[fl
     return (monotonic_ns() - begun) / 1e9, error
 
 
+@pytest.mark.rule("1.9d", "2.5a", "2.5b")
 def test_f03_server_7512_a_timeout_is_answered_while_the_instance_is_busy(
     root: Path, make_engine: Any, over_http: Any
 ) -> None:
@@ -92,6 +93,7 @@ def test_f03_server_7512_wherever_the_timeout_comes_from(
     wait_until(lambda: models.nothing_left(engine))
 
 
+@pytest.mark.rule("2.6a", "2.6c", "2.6d")
 @pytest.mark.parametrize("spacing_s", [0.0, 0.01, 0.05])
 def test_f04_server_5783_the_queue_size_is_exact(
     root: Path, make_engine: Any, over_http: Any, gate: Gate, spacing_s: float
@@ -129,6 +131,7 @@ def accepted(asked: list[Asked]) -> list[bool]:
     return [each.refused is None for each in asked]
 
 
+@pytest.mark.rule("1.9c", "2.6b")
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_f04_server_6796_whatever_is_prepared_ahead_counts_as_waiting(
@@ -152,6 +155,7 @@ def test_f04_server_6796_whatever_is_prepared_ahead_counts_as_waiting(
     wait_until(lambda: models.nothing_left(engine))
 
 
+@pytest.mark.rule("2.5e", "2.6a")
 def test_f04_server_5783_each_level_has_a_limit_of_its_own_and_the_delayed_count(
     root: Path, make_engine: Any, gate: Gate
 ) -> None:

@@ -37,6 +37,7 @@ def chain(root: Path, execution_of_second: str = LEVELS) -> None:
     add_ensemble(root, "chain", [PYTHON_STEP, step("second", "t", "Y")], size=1)
 
 
+@pytest.mark.rule("2.1d", "5.4c")
 @pytest.mark.parametrize("execution", ["thread", "process"])
 def test_f05_server_6055_priority_1_overtakes_at_the_second_step(
     root: Path, make_engine: Any, gate: Gate, execution: str
@@ -59,6 +60,7 @@ def test_f05_server_6055_priority_1_overtakes_at_the_second_step(
     assert all(row["priority"] == parents[row["parent_seq"]] for row in rows_of(engine, "second"))
 
 
+@pytest.mark.rule("2.1d")
 @pytest.mark.parametrize("priority", [0, 1, 2, 7])
 def test_f05_server_7116_any_priority_goes_through_and_is_read_by_each_step(
     root: Path, make_engine: Any, gate: Gate, priority: int
@@ -89,6 +91,7 @@ def test_f05_server_6055_a_step_without_levels_keeps_the_order_of_arrival(
     assert urgent.order == 3
 
 
+@pytest.mark.rule("5.4d")
 @pytest.mark.parametrize("inner", [False, True])
 def test_f05_tensorrtllm_backend_422_the_timeout_goes_through_too(
     root: Path, make_engine: Any, gate: Gate, inner: bool

@@ -53,6 +53,7 @@ def test_f06_core_470_ten_at_once_all_end(root: Path, make_engine: Any, over_htt
     assert client.infer("chain", {"X": np.zeros((1, 4), np.float32)}) is not None
 
 
+@pytest.mark.rule("5.6a", "5.6b", "5.6c", "5.8a")
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("policy", [FULL, STRICT, LATE])
 def test_f06_core_470_every_queue_error_in_every_step(

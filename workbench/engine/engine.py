@@ -226,7 +226,8 @@ class InferenceEngine:
             if model.open_requests:
                 core.events.append("log", model.name, "Exit timeout expired. Exiting immediately.", level="warning")
                 model.abandon(NotReady("Exit timeout expired. Exiting immediately."))
-        for name in reversed(lifecycle.entries):  # a model that others call goes after those that came later
+        # the last loaded goes first: it may need what was there before it
+        for name, _ in sorted(lifecycle.entries.items(), key=lambda item: -item[1].generation):
             core.spawn(lifecycle.unload(name))
         while core.tasks and (left := max(1.0, (deadline - self._clock()) / 1e9)):
             _, late = await asyncio.wait(list(core.tasks), timeout=left)

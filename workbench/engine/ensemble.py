@@ -88,8 +88,9 @@ class EnsembleTicket(Ticket):
 
     def resume(self) -> None:
         """They go on, and what was kept of them is taken."""
-        self.paused = False
-        self.model.go_on(self)
+        if self.paused:
+            self.paused = False
+            self.model.go_on(self)
 
 
 class _StepCall:
@@ -315,10 +316,7 @@ class EnsembleVersion(ModelVersion):
 
     def _let_go_on(self, call: _StepCall) -> None:
         call.release()
-        if not call.stopped:
-            if call.ticket is not None:
-                call.ticket.resume()
-            self.carry_out([call])
+        self.carry_out([call])
 
     def _held_too_long(self, call: _StepCall) -> None:
         text = (
@@ -334,18 +332,20 @@ class EnsembleVersion(ModelVersion):
 
     def go_on(self, ticket: EnsembleTicket) -> None:
         """Whoever asked takes responses again."""
-        for call in self.calls_of(ticket):
-            if not call.stopped:
-                if call.ticket is not None:
-                    call.ticket.resume()
-                self.carry_out([call])
+        self.carry_out(self.calls_of(ticket))
 
     def _take_kept(self, call: _StepCall) -> None:
-        """One response that was kept, and the next one after what follows from it: that may be another hold."""
-        if call.kept and not call.stopped:
+        """One response that was kept, and the next one after what follows from it: that may be another hold.
+
+        Only when none is left the producer sends again.
+        """
+        if call.stopped:
+            return
+        if call.kept:
             self.carry_out(self.take(call, call.kept.popleft()))
-            if call.kept:
-                self._actions.append(call)
+            self._actions.append(call)
+        elif call.ticket is not None:
+            call.ticket.resume()
 
     # ---- answers
 

@@ -62,6 +62,11 @@ class ModelEntry:
             if slot.state == "READY" and slot.model is not None
         }
 
+    @property
+    def generation(self) -> int:
+        """When its newest version was made, as a number that grows over all models; 0 where there is none."""
+        return max((slot.model.generation for slot in self.versions.values() if slot.model is not None), default=0)
+
     def latest(self) -> ModelVersion | None:
         """The highest version that serves."""
         ready = self.ready()

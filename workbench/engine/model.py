@@ -491,4 +491,5 @@ class ModelVersion:
         for ticket in list(self._open.values()):
             if ticket.run is None:
                 self.scheduler.cancel(ticket.id, self.core.clock())
+            ticket.cancelled = True  # a model that asks is told that nobody waits any more
             self._fail(ticket, error)
