@@ -89,6 +89,14 @@ def test_1_3_requests_of_several_rows_are_never_split_and_the_maximum_is_never_p
     assert [(ids(b), b.rows, b.reason) for b in batches if b] == [([1, 2], 6, "full"), ([3], 3, "no_delay")]
 
 
+@pytest.mark.rule("1.3b", "1.3c")
+def test_1_3_nor_is_the_maximum_passed_when_the_delay_is_over() -> None:
+    scheduler = batcher(max_batch_size=8, max_queue_delay_microseconds=100)
+    put(scheduler, 1, 2, 3, rows=3)
+    batches = [scheduler.acquire(0, 100 * US), scheduler.acquire(0, 100 * US)]
+    assert [(ids(b), b.rows, b.reason) for b in batches if b] == [([1, 2], 6, "full"), ([3], 3, "delay")]
+
+
 # ---- 1.4
 
 
@@ -133,6 +141,15 @@ def test_1_4c_a_request_that_does_not_fit_sends_what_is_there_and_is_not_skipped
     assert taken(scheduler, 100 * US) == [([2, 3], "delay")]
 
 
+@pytest.mark.rule("1.4c")
+def test_1_4c_nor_is_it_skipped_when_the_delay_is_over() -> None:
+    scheduler = batcher(max_batch_size=8, max_queue_delay_microseconds=100)
+    put(scheduler, 1, rows=5)
+    put(scheduler, 2, rows=4)
+    put(scheduler, 3, rows=3)
+    assert taken(scheduler, 100 * US) == [([1], "full"), ([2, 3], "delay")]
+
+
 @pytest.mark.rule("1.4d", "1.5.3")
 @pytest.mark.parametrize(("key", "reason"), [("shape_key", "shapes"), ("input_set", "inputs")])
 def test_1_4d_other_shapes_or_inputs_send_what_is_there_and_are_not_skipped(key: str, reason: str) -> None:
@@ -145,7 +162,7 @@ def test_1_4d_other_shapes_or_inputs_send_what_is_there_and_are_not_skipped(key:
     assert taken(scheduler, 500_000 * US) == [([3], "delay")]
 
 
-@pytest.mark.rule("1.4e")
+@pytest.mark.rule("1.4e", "1.5.1")
 def test_1_4e_the_largest_reachable_preferred_size_wins() -> None:
     scheduler = batcher(max_batch_size=16, preferred_batch_sizes=(2, 4, 12), max_queue_delay_microseconds=100)
     put(scheduler, *range(7))
