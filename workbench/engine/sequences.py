@@ -68,10 +68,11 @@ class SequenceVersion(ModelVersion):
         return sequence_scheduler(self._settings_of(config), first_batch_seq=first_batch_seq)
 
     def _settings_of(self, config: Any) -> SequenceSettings:
-        options = self.core.options
-        return sequence_settings_from_config(
-            config, hold_until_queued=options.hold_until_queued, hold_until_backlog=options.hold_until_backlog
-        )
+        queued, backlog = self.core.options.hold_until_queued, self.core.options.hold_until_backlog
+        # Triton asks for the backlog where it waits for the queues, and only in the direct strategy
+        if not queued or config.sequence_batching.HasField("oldest"):
+            backlog = 0
+        return sequence_settings_from_config(config, hold_until_queued=queued, hold_until_backlog=backlog)
 
     # ---- instances
 

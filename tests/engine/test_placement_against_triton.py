@@ -1,0 +1,191 @@
+"""Placement, host policies and Python-based backends on a real Triton (2.51) and here: the same texts and answers.
+
+Rows of differences, each with its reason, are in ``DIFFERENT``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_triton import real_triton
+
+from workbench.engine import EngineOptions, InferenceEngine
+from workbench.server import ServerOptions, serve_engine
+from workbench.server.arguments import host_policies
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.oracle,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(sys.platform != "linux", reason="the real Triton runs on Linux"),
+]
+
+SHARED = """import json
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb
+from scaling import scaled
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [2]})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [2]})
+        config.add_output({"name": "TOLD", "data_type": "TYPE_STRING", "dims": [1]})
+        config.set_max_batch_size(4)
+        return config
+
+    def initialize(self, args):
+        path = os.path.join(args["model_repository"], args["model_version"], "factor.json")
+        self.factor = 1.0
+        if os.path.exists(path):
+            with open(path) as file:
+                self.factor = json.load(file)["factor"]
+        self.told = {key: args[key] for key in args if key != "model_config"}
+        self.told["model_repository"] = os.path.basename(args["model_repository"])
+        self.told["runtime"] = json.loads(args["model_config"])["runtime"]
+        self.told["directory"] = "/".join(pb.get_model_dir().split("/")[-2:])
+        self.told["module"] = __name__
+        self.told["cores"] = sorted(os.sched_getaffinity(0))
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            given = pb.get_input_tensor_by_name(request, "X").as_numpy()
+            told = np.array([[json.dumps(self.told).encode()]] * len(given), dtype=np.object_)
+            answers.append(pb.InferenceResponse([pb.Tensor("Y", scaled(given, self.factor)), pb.Tensor("TOLD", told)]))
+        return answers
+"""
+HELPER = "def scaled(given, factor):\n    return given * given.dtype.type(factor)\n"
+
+CONFIGS = {
+    "triple": 'backend: "scaler"',
+    "stated": 'backend: "scaler" runtime: "model.py"',
+    "own": 'backend: "python"',
+    "nobody": 'backend: "nobody"',
+    "other_library": 'backend: "scaler" runtime: "libtriton_other.so"',
+    "nobodys_file": 'backend: "nobody" runtime: "model.py"',
+    "pythons_file": 'backend: "python" runtime: "model.py"',
+    "pinned": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "first" }',
+    "unknown": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "nobody" }',
+    "named": 'backend: "python" instance_group { name: "group" kind: KIND_CPU }',
+    "second": ('backend: "python" instance_group [ { kind: KIND_CPU passive: true }, { kind: KIND_MODEL } ]'),
+    "no_range": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "no_range" }',
+    "no_range_behind": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "no_range_behind" }',
+    "odd_range": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "odd_range" }',
+    "no_number": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "no_number" }',
+    "no_node": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "no_node" }',
+    "no_core": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "no_core" }',
+    "gpu": 'backend: "python" instance_group { kind: KIND_GPU gpus: [ 0 ] }',
+    "any_gpu": 'backend: "python" instance_group { kind: KIND_GPU }',
+    "model_gpu": 'backend: "python" instance_group { kind: KIND_MODEL gpus: [ 0 ] }',
+    "cpu_gpu": 'backend: "python" instance_group { gpus: [ 0 ] }',
+}
+DIFFERENT = {
+    "no_core": "the real text ends in the words of an unrelated errno ('Success'), ours in why the system refuses",
+    "no_node": "what the system says of a node that is not there depends on its kernel and rights",
+}
+
+
+def _policies() -> list[str]:
+    first = min(os.sched_getaffinity(0))
+    return [
+        f"first,cpu-cores={first}-{first}", "no_range,cpu-cores=0", "no_range_behind,cpu-cores=0-0,7",
+        "odd_range,cpu-cores=x-2", "no_number,numa-node=x", "no_node,numa-node=40", "no_core,cpu-cores=900-901",
+    ]  # fmt: skip
+
+
+def _write(root: Path) -> tuple[Path, Path]:
+    backend = root / "backends" / "scaler"
+    backend.mkdir(parents=True)
+    (backend / "model.py").write_text(SHARED)
+    (backend / "scaling.py").write_text(HELPER)
+    for name, config in CONFIGS.items():
+        version = root / "models" / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(config + "\n")
+        if '"python"' in config:
+            (version / "model.py").write_text(SHARED)
+            (version / "scaling.py").write_text(HELPER)
+        else:
+            (version / "factor.json").write_text('{"factor": 3}')
+    return root / "models", root / "backends"
+
+
+def _say(url: str, root: Path, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            text, status = answer.read().decode(), answer.status
+    except urllib.error.HTTPError as error:
+        text, status = error.read().decode(), error.code
+    return status, json.loads(text.replace(str(root), "ROOT") or "null")
+
+
+def _story(address: str, root: Path) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    question = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+    for name in CONFIGS:
+        loaded = _say(f"{address}/v2/repository/models/{name}/load", root, {})
+        said[name] = [loaded]
+        if loaded[0] == 200:
+            said[name].append(_say(f"{address}/v2/models/{name}/config", root, None))
+            said[name].append(_say(f"{address}/v2/models/{name}/infer", root, question))
+    said["index"] = sorted(map(str, _say(f"{address}/v2/repository/index", root, {})[1]))
+    return said
+
+
+@pytest.fixture(scope="module")
+def stories(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What both say."""
+    root = tmp_path_factory.mktemp("real")
+    models, backends = _write(root)
+    home = Path(os.environ.get("REAL_TRITON_HOME") or Path.home() / ".cache" / "real-triton")
+    options = [
+        "--model-control-mode=explicit", f"--backend-directory={backends}",
+        *(f"--host-policy={each}" for each in _policies()),
+    ]  # fmt: skip
+    # its first run makes its environment
+    subprocess.run([oracle / "real-tritonserver", "--help"], capture_output=True, check=False)
+    (python,) = home.glob("lib/python*/site-packages/pytriton/tritonserver/backends/python")
+    (backends / "python").symlink_to(python)
+    with real_triton(oracle, models, root / "log", options) as address:
+        real = _story(address.http, root)
+    root = tmp_path_factory.mktemp("ours")
+    models, backends = _write(root)
+    (backends / "python").mkdir()
+    policies = host_policies(_policies())
+    engine = InferenceEngine(
+        EngineOptions((models,), load_models=(), gpus=(), backend_directory=backends, host_policies=policies)
+    )
+    engine.start()
+    try:
+        with serve_engine(engine, ServerOptions(http_port=0, metrics_port=0)) as server:
+            ours = _story(server.http_url.rstrip("/"), root)
+    finally:
+        engine.stop(10)
+    return real, ours
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "index"])
+def test_both_say_the_same(name: str, stories: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    real, ours = (story[name] for story in stories)
+    if name == "index":
+        real, ours = (
+            [row for row in rows if not any(f"'{each}'" in row for each in DIFFERENT)] for rows in (real, ours)
+        )
+    if name in DIFFERENT:
+        (real_code, real_text), (code, text) = real[0], ours[0]
+        assert text["error"].rpartition(": ")[0] == real_text["error"].rpartition(": ")[0]
+        real, ours = real_code, code
+    assert ours == real
