@@ -1,4 +1,4 @@
-"""``workbench lint``: checks repositories, model directories or a config.pbtxt."""
+"""``workbench lint``: checks repositories, model directories, a config.pbtxt, and texts about Triton."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import json
 import os
 from typing import Any
 
-SUMMARY = "Checks repositories or a config.pbtxt; exit code 1 where an error is found."
+SUMMARY = "Checks repositories, a config.pbtxt, or a text such as a tutorial or a model.py; exit code 1 on an error."
 EXAMPLE = "workbench lint model_repository --fix"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``lint``."""
-    parser.add_argument("paths", metavar="PATH", nargs="*", help="a config.pbtxt, a model directory or a repository")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        help="a repository, a model directory, a config.pbtxt, or a text: .md .txt .ipynb .py .json .yaml .sh",
+    )
     parser.add_argument("--fix", action="store_true", help="apply the fixes that are offered")
     parser.add_argument(
         "--triton-release", default="25.03", metavar="R", help="what the files are meant for (default: %(default)s)"

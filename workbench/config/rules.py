@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workbench.config.rule import Rule
+from workbench.config.texts.rules import TEXT_RULES
 
 _SYNTAX = {
     "parse-error": Rule("error", "Triton's parser refuses the file; message, line and column are the parser's own."),
@@ -323,5 +324,5 @@ _MEANING = {
     "ignored-setting": Rule("hint", "The backend does not read this setting.", "removes it"),
 }
 
-RULES: dict[str, Rule] = {**_SYNTAX, **_REFUSED, **_DIRECTORY, **_WARMUP, **_BATCHING, **_MEANING}
+RULES: dict[str, Rule] = {**_SYNTAX, **_REFUSED, **_DIRECTORY, **_WARMUP, **_BATCHING, **_MEANING, **TEXT_RULES}
 """Every rule by its id."""

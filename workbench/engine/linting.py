@@ -6,16 +6,18 @@ Nothing is loaded and no framework is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.config import Finding, LintContext, apply_fixes, lint_config
+from workbench.config.texts import is_text
 from workbench.engine.configure import write_atomically
 from workbench.engine.lint_directory import lint_directory
 from workbench.engine.lint_models import LintedModel, read_linted
 from workbench.engine.lint_repository import EnsembleLint, lint_duplicates, lint_resources
+from workbench.engine.lint_texts import lint_lone_text, lint_model_files
 from workbench.errors import ConfigError, InvalidRequest, NotFound
 from workbench.repository.models import find_versions, list_models
 from workbench.scheduling.rate_limiter import ResourceLimit, parse_resource_limit
@@ -25,10 +27,6 @@ DEFAULT_RELEASE = "25.03"
 
 ROUNDS = 20
 """How often fixes are applied: a fix can uncover more."""
-
-FileCheck = Callable[[LintedModel], Iterable[tuple[Path, list[Finding]]]]
-FILE_CHECKS: tuple[FileCheck, ...] = ()
-"""Checks of a model's other files (model.py, example_inputs.json): each file with what was found in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ def lint(
     rate_limit_resources: Sequence[str] = (),
     auto_complete: bool = True,
 ) -> LintReport:
-    """Checks configurations, model directories and repositories.
+    """Checks configurations, model directories, repositories, and texts: tutorials, notebooks, model.py, requests.
 
     Several repositories are checked as one server would load them. Only what the files say counts: what depends on a
     machine (cores, GPUs, declared resources) is judged where it is given, as the files may be meant for another one.
@@ -253,14 +251,16 @@ class _Run:
         self._across(models)
         duplicates = lint_duplicates(self._places)
         for directory, model in models.items():
-            for path, findings in (*model.findings(), *self._others(model)):
+            for path, findings in (*model.findings(), *lint_model_files(model, self._read)):
                 found.setdefault(path, []).extend(findings)
             for finding in duplicates.get(directory, ()):
                 found.setdefault(directory, []).append(finding)
         return found
 
     def _file(self, path: Path) -> list[Finding]:
-        """A configuration with no model around it."""
+        """A configuration or a text with no model around it."""
+        if is_text(path.name):
+            return lint_lone_text(path, self._read(path), self._context)
         name = path.parent.resolve().name if path.name == "config.pbtxt" else None
         return lint_config(self._read(path), context=replace(self._context, directory_name=name), path=str(path))
 
@@ -268,10 +268,6 @@ class _Run:
         model = read_linted(directory, self._context, self._overrides)
         lint_directory(model)
         return model
-
-    def _others(self, model: LintedModel) -> Iterator[tuple[Path, list[Finding]]]:
-        for check in FILE_CHECKS:
-            yield from check(model)
 
     def _across(self, models: dict[Path, LintedModel]) -> None:
         """What goes across models: those of the repositories as one server would load them, each lone one with the

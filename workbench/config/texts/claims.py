@@ -95,7 +95,7 @@ _CLAIMS = (
     _Claim(
         "claim-ensemble-priority",
         re.compile(
-            r"\b(?:priority|priorities) (?:is|are) (?:not (?:propagated|passed|forwarded)|ignored|lost) "
+            r"\b(?:priority|priorities) (?:is|are) (?:not (?:propagated|passed|forwarded)|ignored) "
             r"(?:to|in|inside|within|by) (?:an |the )?(?:steps?|composing models?|ensembles?)",
             re.IGNORECASE,
         ),

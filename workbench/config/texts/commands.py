@@ -26,15 +26,6 @@ def check_tritonserver(command: Command, passage: Passage, notes: Notes, *, whol
     for each in by_name.get("rate-limit-resource", ()) if not limited else ():
         text = "rate-limit-resource does nothing without --rate-limit=execution_count"
         notes.say(passage, "server-option-ignored", each.span, text)
-    broken = any(not word.literal for word in command.words)
-    named = bool(by_name.keys() & {"model-repository", "model-store"})
-    if whole and not broken and not named and not _lines_behind(passage, command):
-        notes.say(
-            passage,
-            "server-no-repository",
-            command.words[0].span,
-            "Error: Failed to initialize: --model-repository must be specified",
-        )
     if whole:
         _missing_backslash(command, passage, notes)
 
@@ -42,7 +33,7 @@ def check_tritonserver(command: Command, passage: Passage, notes: Notes, *, whol
 def _option(each: Option, passage: Passage, notes: Notes) -> None:
     name = each.name
     if name not in tables.TRITONSERVER:
-        if name.replace("_", "-") == name and name.startswith(("D", "e")) and len(name) == 1:
+        if tables.abbreviates(name, tables.TRITONSERVER):
             return
         more, best = did_you_mean(name, tables.TRITONSERVER)
         changes = [(*each.name_span, f"--{best}")] if best else []
@@ -198,10 +189,12 @@ def check_image(passage: Passage, notes: Notes) -> None:
     """Names of Triton's image in a passage: its tags end in the kind of image, as in ``25.03-py3``."""
     for match in IMAGE.finditer(passage.text):
         tag = match["tag"]
-        if tag is None or tag == "latest":
+        start, end = line_span(passage.text, match.start())
+        bare = tag is None and re.search(r"^\s*FROM\s|\bdocker (?:run|pull)\b", passage.text[start:end])
+        if bare or tag == "latest":
             text = "the registry has no tag latest for tritonserver: name a release, as in 25.03-py3"
             notes.say(passage, "image-tag", match.span(), text)
-        elif _RELEASE.fullmatch(tag):
+        elif tag is not None and _RELEASE.fullmatch(tag):
             text = f"there is no image tritonserver:{tag}: the tag ends in what it holds, as in {tag}-py3"
             notes.say(passage, "image-tag", match.span("tag"), text, "Add -py3", [(*match.span("tag"), f"{tag}-py3")])
 

@@ -13,7 +13,7 @@ from workbench.config.texts import recognition
 from workbench.config.texts.claims import check_claims
 from workbench.config.texts.commands import check_docker, check_image, check_tritonserver, check_trtexec
 from workbench.config.texts.examples import check_examples
-from workbench.config.texts.fragments import check_config, check_message, without_gpus
+from workbench.config.texts.fragments import check_config, check_message
 from workbench.config.texts.load_tools import check_curl, check_perf_analyzer, check_urls
 from workbench.config.texts.manifests import check_yaml
 from workbench.config.texts.metric_names import check_metrics
@@ -36,12 +36,6 @@ class TextContext:
 
     triton_release: str = "25.03"
     config: Message | None = None
-
-    @property
-    def release(self) -> tuple[int, int]:
-        """The release as numbers; (0, 0) where it cannot be read."""
-        year, _, month = self.triton_release.partition(".")
-        return (int(year), int(month)) if year.isdecimal() and month.isdecimal() else (0, 0)
 
 
 def is_text(name: str) -> bool:
@@ -75,7 +69,7 @@ def blocks(data: bytes, *, path: str) -> list[Passage]:
     if name.endswith(".ipynb"):
         return _of_notebook(source)
     if name.endswith(".py"):
-        return [Passage.whole(source, "model" if _is_model(name, source.text) else "python", path)]
+        return [Passage.whole(source, "model" if _is_model(path, source.text) else "python", path)]
     if name.endswith((".yaml", ".yml")):
         return [Passage.whole(source, "yaml", path)]
     if name.endswith(".sh"):
@@ -102,8 +96,12 @@ def fix_text(data: bytes, *, path: str, context: TextContext | None = None) -> t
     return data, findings
 
 
-def _is_model(name: str, text: str) -> bool:
-    return name == "model.py" or "triton_python_backend_utils" in text
+def _is_model(path: str, text: str) -> bool:
+    """Whether Python code is a model of the Python backend: by where it lies, or by what it uses."""
+    *_, folder, name = ["", *path.split("/")]
+    if name == "model.py" and (folder.isdecimal() or re.search(r"(?m)^\s*def execute\(", text)):
+        return True
+    return recognition.python_kind(text) == "model" and "class TritonPythonModel" in text
 
 
 class _Linter:
@@ -119,8 +117,7 @@ class _Linter:
         """One block."""
         notes = self.notes
         if passage.kind == "config":
-            lint = without_gpus(LintContext(self.context.triton_release))
-            message = check_config(passage, notes, lint)
+            message = check_config(passage, notes, LintContext(self.context.triton_release))
             if message is not None and message.name:
                 self.configs.append(message)
         elif passage.kind in ("model", "python"):
@@ -162,7 +159,7 @@ class _Linter:
             return
         name = path.rpartition("/")[2]
         if passage.kind == "model":
-            whole = name == "model.py" or (passage.path.endswith("model.py") and "class" in passage.text)
+            whole = name == "model.py" or (passage.path.rpartition("/")[2] == "model.py" and "class" in passage.text)
             check_model(tree, shown, self.notes, self.context.config, file=whole)
         check_client(tree, shown, self.notes)
 
@@ -198,7 +195,7 @@ class _Linter:
             elif program in ("docker", "nvidia-docker"):
                 check_docker(command, passage, notes)
             elif program == "trtexec":
-                check_trtexec(command, passage, notes, self.context.release)
+                check_trtexec(command, passage, notes, LintContext(self.context.triton_release).release)
             elif program in ("perf_analyzer", "perf_client"):
                 check_perf_analyzer(command, passage, notes, self.configs)
             elif program == "curl":

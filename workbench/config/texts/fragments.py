@@ -6,7 +6,6 @@ import difflib
 import re
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate
 
 from workbench.config.document import ConfigDocument
@@ -35,7 +34,8 @@ def check_config(passage: Passage, notes: Notes, context: LintContext) -> Messag
     names = top_fields(passage.text)
     whole = "input" in names and "output" in names and bool({"platform", "backend"} & names)
     header = "" if whole else _header(names, passage.text)
-    data = (header + passage.text).encode("utf-8", "surrogateescape")
+    shown = re.sub(r"\.\.\.|…", lambda match: " " * len(match.group()), passage.text)  # left out, says the author
+    data = (header + shown).encode("utf-8", "surrogateescape")
     found = lint_config(data, context=context)
     for finding in found:
         if whole or not _is_of_the_rest(finding, names):
@@ -86,6 +86,8 @@ def _is_of_the_rest(finding: Finding, names: set[str]) -> bool:
     if finding.rule in _INCOMPLETE:
         return True
     if finding.rule in ("batch-axis-twice", "batch-axis-in-dims") and "max_batch_size" not in names:
+        return True
+    if "non-batching model" in finding.message and "max_batch_size" not in names:
         return True
     if "ensemble_scheduling" in names and not {"input", "output"} <= names:
         return finding.rule.startswith("ensemble") and bool(_ABOUT_TENSORS.search(finding.message))
@@ -211,15 +213,10 @@ def _environment(message: Message, passage: Passage, notes: Notes) -> None:
 
 def check_message(passage: Passage, notes: Notes) -> None:
     """Protobuf text whose message is no field of a model configuration."""
-    match = re.search(r"(?m)^\s*([A-Z]\w*)\s*\{", passage.text)
+    match = re.search(r"(?m)^\s*(?!Model[A-Z]|\w*Re(?:quest|sponse)\b)([A-Z]\w*)\s*\{", passage.text)
     if match is not None:
         text = (
             f"{match.group(1)} is no field of config.pbtxt and nothing that Triton reads: Message type "
             f'"inference.ModelConfig" has no field named "{match.group(1)}".'
         )
         notes.say(passage, "no-triton-text", match.span(1), text)
-
-
-def without_gpus(context: LintContext) -> LintContext:
-    """The context for a text that is not about this machine."""
-    return replace(context, gpus=None, cores=None, files=None, directory_name=None)

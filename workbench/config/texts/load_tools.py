@@ -21,7 +21,7 @@ def check_perf_analyzer(command: Command, passage: Passage, notes: Notes, config
     for each in found:
         by_name.setdefault(each.name, each)
         dashes = len(each.word.text) - len(each.word.text.lstrip("-"))
-        if each.name in tables.PERF_ANALYZER or dashes == 1:
+        if dashes == 1 or each.name in tables.PERF_ANALYZER or tables.abbreviates(each.name, tables.PERF_ANALYZER):
             continue
         more, best = did_you_mean(each.name, [name for name in tables.PERF_ANALYZER if len(name) > 1])
         changes = [(*each.name_span, f"--{best}")] if best else ()
@@ -29,9 +29,6 @@ def check_perf_analyzer(command: Command, passage: Passage, notes: Notes, config
         notes.say(passage, "perf-option", each.name_span, text, f"Write --{best}" if best else "", changes)
     if by_name.keys() & {"help", "h", "version"}:
         return
-    broken = any(not word.literal for word in command.words)
-    if "m" not in by_name and not broken:
-        notes.say(passage, "perf-option", command.words[0].span, "perf_analyzer needs the model: -m MODEL")
     if "concurrency-range" in by_name and "request-rate-range" in by_name:
         text = "cannot use concurrency-range and request-rate-range at the same time"
         notes.say(passage, "perf-option", by_name["request-rate-range"].span, text)
@@ -136,7 +133,7 @@ _ENDPOINT = re.compile(
     rf"|/(?:system|cuda)sharedmemory(?:/region/{_PART})?/(?:status|register|unregister)|/workbench(?:/.*)?)"
 )
 _URL = re.compile(
-    r"(?:https?://|localhost|127\.0\.0\.1|:80[0-9]{2}|(?<=[\s\"'`(]))[\w.:$@{}<>-]*(?P<path>/v2/[A-Za-z0-9_.~:/{}$<>@%+*…-]+)"
+    r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|:80[0-9]{2}|(?<=[\s\"'`(]))[\w.:$@{}<>-]*(?P<path>/v2/[A-Za-z0-9_.~:/{}$<>@%+*…-]+)"
 )
 _LAST = ("ready", "config", "stats", "infer", "generate", "generate_stream", "load", "unload", "index", "live")
 _METRICS = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|https?://[\w.-]+):(8000|8001)/metrics\b")
@@ -146,7 +143,16 @@ def check_urls(passage: Passage, notes: Notes) -> None:
     """Addresses of the v2 protocol in a passage that Triton does not have."""
     for match in _URL.finditer(passage.text):
         path = match["path"].rstrip(".:*")
-        if _ENDPOINT.fullmatch(path) or path.endswith("/") or "..." in path or "…" in path or "*" in path:
+        if passage.text[match.end() : match.end() + 1] in ("[", "("):
+            continue  # a grammar of addresses
+        if (
+            _ENDPOINT.fullmatch(path)
+            or path.endswith("/")
+            or "..." in path
+            or "…" in path
+            or "*" in path
+            or re.search(r"[{$<]", path.rpartition("/")[2])
+        ):
             continue
         if re.search(r"/v2/(?:_catalog|[\w-]+/(?:manifests|tags|blobs))", path) or not re.match(
             r"/v2/(?:models|health|repository|trace|logging|system|cuda|predict|infer|ready|live)", path

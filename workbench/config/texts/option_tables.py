@@ -11,6 +11,11 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def abbreviates(name: str, known: frozenset[str]) -> bool:
+    """Whether a name is the beginning of just one option: ``getopt_long`` takes it for that."""
+    return sum(1 for each in known if len(name) > 1 and each.startswith(name)) == 1
+
+
 TRITONSERVER_BOOL = _names(
     """allow-client-shm allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics allow-sagemaker
     allow-vertex-ai enable-peer-access exit-on-error grpc-keepalive-permit-without-calls grpc-use-ssl

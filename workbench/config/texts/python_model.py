@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from workbench.config.rule import Severity
 from workbench.config.schema import Message
+from workbench.config.spelling import closest
 from workbench.config.texts import backend_names as known
 from workbench.config.texts.nodes import Offsets
 from workbench.config.texts.python_rewrite import as_model
@@ -21,7 +23,7 @@ from workbench.config.texts.python_scope import (
     own_nodes,
     text_of,
 )
-from workbench.config.texts.source import Change, Notes, Passage, closest, did_you_mean
+from workbench.config.texts.source import Change, Notes, Passage, did_you_mean
 
 _MODULE = "triton_python_backend_utils"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -47,6 +49,8 @@ class _Model:
     aliases: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        if _completes_itself(self.tree):
+            self.config = None
         self.offsets = Offsets(self.passage.text)
         self.aliases = imported_as(self.tree, _MODULE) or {"pb_utils"}
 
@@ -87,7 +91,7 @@ class _Model:
         if not self.file or bound_names(self.tree) & {"TritonPythonModel", "*"}:
             return
         classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
-        best = closest("TritonPythonModel", classes, 0.6)
+        best = closest("TritonPythonModel", classes, cutoff=0.6)
         text = "model.py has no class TritonPythonModel: Triton finds nothing to load"
         if best is None:
             self.notes.say(self.passage, "python-no-class", (0, 0), text)
@@ -99,7 +103,7 @@ class _Model:
     def _class(self, model: ast.ClassDef) -> None:
         methods = {node.name: node for node in model.body if isinstance(node, _Function)}
         if "execute" not in methods and not model.bases and not model.decorator_list and self._is_whole(model):
-            best = closest("execute", [name for name in methods if name not in ("initialize", "finalize")], 0.6)
+            best = closest("execute", [name for name in methods if name not in ("initialize", "finalize")], cutoff=0.6)
             more = f" ('{best}' is never called)" if best else ""
             self.say("python-no-execute", model, f"the model does not implement `execute` method{more}")
         for name, expected in known.METHODS.items():
@@ -152,7 +156,7 @@ class _Model:
             text = "auto_complete_config is called on the class with one argument, the configuration: "
             text += "@staticmethod def auto_complete_config(auto_complete_model_config)"
             self.say("python-signature", function, text)
-        elif not _returns(function) and not _only_raises(function):
+        elif self.file and not _returns(function) and not _only_raises(function):
             text = (
                 "auto_complete_config must return the configuration that it was given: function in model must return "
             )
@@ -177,7 +181,7 @@ class _Model:
             return
         for each in values:
             self._returned(each, function)
-        if not values and not sender and not _only_raises(function) and not model.bases:
+        if not values and not sender and not _only_raises(function) and not model.bases and not self._excerpt(model):
             text = (
                 "execute returns nothing and sends nothing (Expected a list in the execute return, found type "
                 "'<class 'NoneType'>'): return a list with one InferenceResponse for each request"
@@ -193,6 +197,12 @@ class _Model:
                     "pb_utils.Tensor(NAME, array) inside InferenceResponse(output_tensors=[...])"
                 )
                 self.say("python-outputs", node, text)
+
+    def _excerpt(self, model: ast.ClassDef) -> bool:
+        """Whether a text shows only a part of the class: something is left out, or no response is made at all."""
+        left_out = any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(model))
+        made = any(isinstance(n, ast.Call) and self._is_utils(n.func, "InferenceResponse") for n in ast.walk(model))
+        return not self.file and (left_out or not made)
 
     def _returned(self, value: ast.expr, function: _Function) -> None:
         found = ""
@@ -293,7 +303,11 @@ class _Model:
             line = known.MODULES[node.id]
             at = self._import_place()
             text = f"{node.id} is used and not imported: NameError when the model runs"
-            self.say("python-import", node, text, f"Add {line}", (at, at, f"{line}\n"))
+            severity: Severity = "error" if self.file else "warning"
+            self.notes.say(
+                self.passage, "python-import", self.offsets.span(node), text, f"Add {line}", [(at, at, f"{line}\n")],
+                severity,
+            )  # fmt: skip
 
     def _import_place(self) -> int:
         for node in self.tree.body:
@@ -399,6 +413,12 @@ class _Model:
             self.say("python-config-text", node, text, "Read it with json.loads", change)
 
 
+def _completes_itself(tree: ast.Module) -> bool:
+    """Whether ``auto_complete_config`` could add to the configuration, so that the file does not tell all of it."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, _Function) and n.name == "auto_complete_config"]
+    return any(isinstance(node, ast.Call) for function in functions for node in ast.walk(function))
+
+
 def _method(call: ast.Call) -> str:
     """The name of the method that is called; empty where it is no method."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -428,9 +448,10 @@ def _returns(function: _Function) -> bool:
 
 
 def _only_raises(function: _Function) -> bool:
-    """Whether the body is a placeholder (``...``, ``pass``) or ends by raising."""
+    """Whether the body is a placeholder (``...``, ``pass``) or raises."""
     body = [n for n in function.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
-    return not body or isinstance(body[-1], ast.Raise) or all(isinstance(node, ast.Pass) for node in body)
+    raises = any(isinstance(node, ast.Raise) for node in own_nodes(function))
+    return not body or raises or all(isinstance(node, ast.Pass) for node in body)
 
 
 def _is_config_text(node: ast.expr) -> bool:

@@ -134,6 +134,14 @@ def is_config(code: list[str]) -> bool:
     return all(_PBTXT_LINE.match(line) for line in code)
 
 
+def begins_config(text: str) -> bool:
+    """Whether a text, said to be a config.pbtxt, begins like one (and is no diff)."""
+    code = [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith(("#", "//"))]
+    if not code or any(re.match(r"[+-]\s", line) for line in code):
+        return False
+    return bool(re.match(r"\s*[A-Za-z_]\w*\s*[:{\[]", code[0]))
+
+
 def is_request(text: str) -> bool:
     """Whether a text is JSON with a member ``inputs``."""
     if not text.lstrip().startswith("{"):

@@ -123,7 +123,6 @@ _COMMANDS = {
     "server-load-model": Rule(
         "error", "--load-model is for explicit mode, and * stands alone.", "adds --model-control-mode=explicit"
     ),
-    "server-no-repository": Rule("error", "tritonserver does not start without a model repository."),
     "shell-continuation": Rule(
         "error", "A command goes on in the next line only behind a \\ at the very end.", "adds it, moves comments above"
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from typing import Literal
 
 from workbench.config.findings import Finding, Fix, Replacement
 from workbench.config.rule import Severity
+from workbench.config.spelling import closest
 from workbench.config.texts.rules import TEXT_RULES
 
 Change = tuple[int, int, str]
@@ -156,18 +156,7 @@ def line_span(text: str, offset: int) -> tuple[int, int]:
     return text.rfind("\n", 0, offset) + 1, len(text) if end < 0 else end + 1
 
 
-def closest(name: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
-    """The known name that was probably meant."""
-    names = list(known)
-    lowered = {each.lower().replace("-", "_"): each for each in names}
-    same = lowered.get(name.lower().replace("-", "_"))
-    if same is not None:
-        return same
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), lowered, n=1, cutoff=cutoff)
-    return lowered[found[0]] if found else None
-
-
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.7) -> tuple[str, str | None]:
     """Words to put behind a message, and the name."""
-    best = closest(name, known, cutoff)
+    best = closest(name, known, cutoff=cutoff)
     return (f"; did you mean '{best}'?" if best else ""), best

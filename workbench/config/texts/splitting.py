@@ -89,7 +89,7 @@ def _fenced(body: list[_Line], word: str, path: str) -> Passage:
     made.kind = recognition.kind_of_fence(word, made.text)
     _named(made)
     made.path = made.path or path
-    if made.kind == "other" and made.path.endswith("config.pbtxt"):
+    if made.kind == "other" and made.path.endswith("config.pbtxt") and recognition.begins_config(made.text):
         made.kind = "config"
     return made
 

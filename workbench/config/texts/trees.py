@@ -44,7 +44,7 @@ def check_tree(passage: Passage, notes: Notes) -> None:
         if _CONFIG_SLIPS.fullmatch(entry.plain) and entry.plain != "config.pbtxt" and not entry.children:
             text = f"Triton reads config.pbtxt; {entry.plain} is ignored"
             notes.say(passage, "tree-config", entry.span, text, "Write config.pbtxt", [(*entry.span, "config.pbtxt")])
-        if "config.pbtxt" in names:
+        if "config.pbtxt" in names and entry.plain != "configs":
             _model(entry, passage, notes)
 
 
