@@ -10,7 +10,7 @@ from workbench.config import Edit, Fix
 from workbench.config.spelling import closest
 from workbench.engine.implicit_states import ImplicitStates
 from workbench.engine.instances import check_instance_count
-from workbench.engine.lint_models import LintedModel
+from workbench.engine.lint_models import LintedModel, poll_problem
 from workbench.engine.prepare import is_ensemble
 from workbench.engine.validation import config_type
 from workbench.engine.warmup import check_warmup_size, read_sample_file
@@ -30,9 +30,10 @@ def lint_directory(model: LintedModel) -> None:
     _versions(model)
     if is_ensemble(model.config):
         return
-    for number in model.versions:
-        _model_file(model, number)
-    _fit(model)
+    if poll_problem(model) is None:  # else it is not sure which file is meant
+        for number in model.versions:
+            _model_file(model, number)
+        _fit(model)
     _labels(model)
     _warmup_files(model)
     _sequence_states(model)
@@ -77,7 +78,8 @@ def _configuration(model: LintedModel) -> None:
     if model.document is None and model.data is not None:
         return
     if model.config is None:
-        model.say("no-backend", "", model.unreadable)
+        if model.document is None or not model.document.message.HasField("ensemble_scheduling"):
+            model.say("no-backend", "backend", model.unreadable)
     elif model.data is None and not model.context.auto_complete:
         path = model.source.config_path
         text = f"failed to open text file for read {path}: No such file or directory"

@@ -118,12 +118,18 @@ class EnsembleLint:
             model.say("ensemble-not-checked", self._step(model, absent[0]), text)
             return
         missing = [name for name in required if name not in upstreams]
-        for name in missing or required:
-            only = {name: required[name]} if not missing else required
-            text = dependency_problem(model.name, only, upstreams)
-            if text is not None:
-                path = self._step(model, name)
-                self._refuse(model, "ensemble-dependency", Problem(path, text), *self._meant(model, name, path))
+        for index, step in enumerate(model.config.ensemble_scheduling.step):
+            name, version = step.model_name, step.model_version
+            wanted = required if missing else {name: (version,)}
+            why = dependency_problem(model.name, wanted, upstreams)
+            if why is None or (missing and name not in missing):
+                continue
+            path = f"ensemble_scheduling.step[{index}].model_name"
+            fix, more = self._meant(model, name, path)
+            if version == 0 and "whose required version 0" in why:
+                path = f"ensemble_scheduling.step[{index}].model_version"
+                fix, more = Fix("Set model_version to -1", (Edit(path, "set", -1),)), " (-1 is the latest)"
+            self._refuse(model, "ensemble-dependency", Problem(path, why), fix, more)
         if not self._problems[model.name]:
             self._tensors(model, required)
 
