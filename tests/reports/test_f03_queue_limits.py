@@ -67,12 +67,13 @@ def test_f03_server_7512_a_timeout_is_answered_while_the_instance_is_busy(
             {"timeout": 100000},
         ),
         ("max_queue_delay_microseconds: 60000000 default_queue_policy { default_timeout_microseconds: 100000 }", {}),
+        ("preserve_ordering: true default_queue_policy { default_timeout_microseconds: 100000 }", {}),
     ],
 )
 def test_f03_server_7512_wherever_the_timeout_comes_from(
     root: Path, make_engine: Any, gate: Gate, batching: str, field: dict[str, int]
 ) -> None:
-    """The default's, a level's, the request's own, and one that is over before the queue delay is."""
+    """The default's, a level's, the request's own, one that is over before the queue delay is, and in kept order."""
     models.add(root, "gate", models.gate(batching=f"dynamic_batching {{ {batching} }}"))
     engine = make_engine(root)
     asker = Asker(engine)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, Literal
 
 from workbench.backends._child import pb_utils
-from workbench.backends._child.requests import Batch, Reply
+from workbench.backends._child.requests import Batch, Reply, nested_head
 from workbench.backends._child.requests import InferenceRequest as ModelRequest
 from workbench.backends._child.runner import ModelError, Runner, Threads, describe
 from workbench.backends._child.tensors import ErrorCode, InferenceResponse, TritonError
@@ -35,8 +36,8 @@ from workbench.backends.python_convert import (
     request_fields,
 )
 from workbench.errors import BackendError, WorkbenchError
+from workbench.protocol.tensors import InferenceRequest, Tensor, as_bytes_array
 from workbench.protocol.tensors import InferenceResponse as ProtocolResponse
-from workbench.protocol.tensors import Tensor, as_bytes_array
 
 _numbers = itertools.count(1)  # names of modules, unique in the process because sys.modules is
 
@@ -51,42 +52,12 @@ class ThreadRuntime:
         self._threads = Threads()
         self.parent_seq = -1
 
-    def infer(self, request: ModelRequest) -> Iterator[tuple[InferenceResponse, bool]]:
-        """Runs a nested request on the engine's loop and waits for its responses on this thread."""
-        loop = self._host.loop
-        if _runs_here(loop):
+    def infer(self, request: ModelRequest) -> Call:
+        """Sends a nested request to the engine's loop; whoever asks for its responses waits on this thread."""
+        if _runs_here(self._host.loop):
             raise BackendError("a nested request cannot wait on the engine's own thread")
-        answers: SimpleQueue[ProtocolResponse] = SimpleQueue()
-        cancels: list[Callable[[], None]] = []
-        head = (
-            request._model_name,
-            request._model_version,
-            request._id,
-            request._correlation_id,
-            request._flags,
-            request._timeout,
-            request._parameters,
-            tuple(request._outputs),
-        )
         tensors = [_to_protocol(tensor) for tensor in request._inputs]
-        nested = nested_request(head, tensors, self.parent_seq)
-
-        def submit() -> None:
-            try:
-                cancels.append(self._host.infer(nested, answers.put))
-            except WorkbenchError as error:
-                answers.put(ProtocolResponse("", 0, error=error))
-
-        loop.call_soon_threadsafe(submit)
-        final = False
-        try:
-            while not final:
-                answer = answers.get()
-                final = answer.final
-                yield _to_model(request._model_name, answer), final
-        finally:
-            if not final:
-                loop.call_soon_threadsafe(lambda: [cancel() for cancel in cancels])
+        return Call(self._host, nested_request(nested_head(request), tensors, self.parent_seq))
 
     def executor(self) -> Any:
         """Threads for ``async_exec``."""
@@ -99,6 +70,46 @@ class ThreadRuntime:
     def close(self) -> None:
         """Ends the threads of ``async_exec``."""
         self._threads.close()
+
+
+class Call:
+    """A nested request under way (see ``Responses``)."""
+
+    def __init__(self, host: BackendHost, request: InferenceRequest) -> None:
+        self._host = host
+        self._model = request.model_name
+        self._answers: SimpleQueue[ProtocolResponse | None] = SimpleQueue()
+        self._cancel: Callable[[], None] = _nothing
+        self._over = False
+        host.loop.call_soon_threadsafe(self._submit, request)
+
+    def _submit(self, request: InferenceRequest) -> None:
+        try:
+            self._cancel = self._host.infer(request, self._answers.put)
+        except WorkbenchError as error:
+            self._answers.put(ProtocolResponse("", 0, error=error))
+
+    def __next__(self) -> tuple[InferenceResponse, bool]:
+        answer = None if self._over else self._answers.get()
+        if answer is None:
+            raise StopIteration
+        self._over = answer.final
+        return _to_model(self._model, answer), answer.final
+
+    def close(self) -> None:
+        """Cancels the request if it has not ended."""
+        if not self._over:
+            self._over = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the request with it
+                self._host.loop.call_soon_threadsafe(lambda: self._cancel())
+            self._answers.put(None)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _nothing() -> None:
+    """Nothing has been sent yet."""
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -355,8 +355,8 @@ class ModelVersion:
     def _send(self, ticket: Ticket, response: InferenceResponse) -> None:
         if ticket.held is None:
             self._call(ticket, response)
-            return
-        ticket.held.append(response)
+        else:
+            ticket.held.append(response)
         order = self._order
         while order and order[0].held:
             head = order[0]
@@ -375,6 +375,9 @@ class ModelVersion:
             ticket.release()
 
     def _fail(self, ticket: Ticket, error: WorkbenchError) -> None:
+        if ticket.held is not None and ticket.run is None:
+            self._order.remove(ticket)  # as in Triton, a request takes its place in the order when it leaves the queue
+            ticket.held = None
         self.deliver(ticket, InferenceResponse(self.name, self.version, ticket.request.id, error=error))
 
     def _fail_waiting(self, make: Callable[[], WorkbenchError]) -> None:

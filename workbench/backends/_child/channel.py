@@ -11,11 +11,11 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from workbench.backends._child import wire
-from workbench.backends._child.requests import InferenceRequest
+from workbench.backends._child.requests import InferenceRequest, nested_head
 from workbench.backends._child.runner import Threads
 from workbench.backends._child.slabs import Slabs
 from workbench.backends._child.tensors import ErrorCode, InferenceResponse, Tensor, TritonError
@@ -31,8 +31,8 @@ class Channel:
         self._reader = wire.FrameReader()
         self._condition = threading.Condition(threading.Lock())
         self._reading = False
-        self._work: deque[wire.Frame] = deque()
-        self._answers: dict[int, deque[wire.Frame]] = {}
+        self._work: deque[wire.Frame | None] = deque()
+        self._answers: dict[int, deque[wire.Frame | None]] = {}
         self._under_way: dict[tuple[int, int], int] = {}
         self._next_call = 0
         self._threads = Threads()
@@ -40,39 +40,35 @@ class Channel:
 
     # What the model calls
 
-    def infer(self, request: InferenceRequest) -> Iterator[tuple[InferenceResponse, bool]]:
-        """Runs a nested request (see ``Runtime``)."""
-        head = (
-            request._model_name,
-            request._model_version,
-            request._id,
-            request._correlation_id,
-            request._flags,
-            request._timeout,
-            request._parameters,
-            tuple(request._outputs),
-        )
+    def infer(self, request: InferenceRequest) -> Call:
+        """Sends a nested request (see ``Runtime``)."""
+        packer = wire.Packer()
+        tensors = tuple(packer.add(t._name, t._datatype, t.as_numpy()) for t in request._inputs)
         number, answers = self._open_call()
-        final = False
-        try:
-            packer = wire.Packer()
-            tensors = tuple(packer.add(t._name, t._datatype, t.as_numpy()) for t in request._inputs)
-            self.send(wire.CALL, (number, wire.INFER, (head, tensors, packer.kinds)), packer)
-            while not final:
-                frame = self._wait(answers)
-                response, final = self._response(frame)
-                yield response, final
-        finally:
-            self._close_call(number)
-            if not final:
-                self.send(wire.CALL, (number, wire.CANCEL, None))
+        self.send(wire.CALL, (number, wire.INFER, (nested_head(request), tensors, packer.kinds)), packer)
+        return Call(self, number, answers)
+
+    def next_response(self, answers: deque[wire.Frame | None]) -> tuple[InferenceResponse, bool] | None:
+        """Waits for the next response of a nested request; None when it was closed meanwhile."""
+        frame = self._wait(answers)
+        return None if frame is None else self._response(frame)
+
+    def end_call(self, number: int, answers: deque[wire.Frame | None] | None) -> None:
+        """Nobody asks for a nested request's responses any more; cancels it and wakes who waits on ``answers``."""
+        self._close_call(number)
+        if answers is not None:
+            self.send(wire.CALL, (number, wire.CANCEL, None))
+            with self._condition:
+                answers.append(None)
+                self._condition.notify_all()
 
     def is_cancelled(self, batch: int, index: int) -> bool:
         """Whether the client of a request has gone away."""
         number, answers = self._open_call()
         try:
             self.send(wire.CALL, (number, wire.CANCELLED, (batch, index)))
-            return bool(self._wait(answers).head[1])
+            frame = self._wait(answers)
+            return frame is not None and bool(frame.head[1])
         finally:
             self._close_call(number)
 
@@ -119,7 +115,9 @@ class Channel:
 
     def next_work(self) -> wire.Frame:
         """The next batch, or the order to finish. Blocks; the process ends here when the server is gone."""
-        return self._wait(self._work)
+        frame = self._wait(self._work)
+        assert frame is not None
+        return frame
 
     def payload(self, frame: wire.Frame) -> Any:
         """The bytes of a frame's tensors."""
@@ -141,7 +139,7 @@ class Channel:
         except OSError:
             os._exit(0)  # the server has gone
 
-    def _wait(self, queue: deque[wire.Frame]) -> wire.Frame:
+    def _wait(self, queue: deque[wire.Frame | None]) -> wire.Frame | None:
         self._wait_until(queue.__len__)  # each queue has one reader: nobody else takes what it waits for
         return queue.popleft()
 
@@ -190,10 +188,10 @@ class Channel:
             else:
                 self._work.append(frame)
 
-    def _open_call(self) -> tuple[int, deque[wire.Frame]]:
+    def _open_call(self) -> tuple[int, deque[wire.Frame | None]]:
         with self._condition:
             self._next_call += 1
-            answers: deque[wire.Frame] = deque()
+            answers: deque[wire.Frame | None] = deque()
             self._answers[self._next_call] = answers
             return self._next_call, answers
 
@@ -217,6 +215,36 @@ class Channel:
             for _, event in poll.poll():
                 if event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                     os._exit(0)
+
+
+class Call:
+    """A nested request under way (see ``Responses``)."""
+
+    __slots__ = ("_answers", "_channel", "_number", "_over")
+
+    def __init__(self, channel: Channel, number: int, answers: deque[wire.Frame | None]) -> None:
+        self._channel = channel
+        self._number = number
+        self._answers = answers
+        self._over = False
+
+    def __next__(self) -> tuple[InferenceResponse, bool]:
+        found = None if self._over else self._channel.next_response(self._answers)
+        if found is None:
+            raise StopIteration
+        if found[1]:
+            self._over = True
+            self._channel.end_call(self._number, None)
+        return found
+
+    def close(self) -> None:
+        """Cancels the request if it has not ended."""
+        if not self._over:
+            self._over = True
+            self._channel.end_call(self._number, self._answers)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def received(kinds: Any, numbers: Any, buffer: Any, offset: int = 0) -> tuple[list[Tensor], int]:

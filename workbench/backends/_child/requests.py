@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from workbench.backends._child.tensors import (
@@ -29,11 +29,21 @@ FLAG_SEQUENCE_START, FLAG_SEQUENCE_END = 1, 2
 DECOUPLED_HINT = "A model that sends any number of responses needs `model_transaction_policy { decoupled: true }`"
 
 
+class Responses(Protocol):
+    """The responses of a nested request, which is under way from the start."""
+
+    def __next__(self) -> tuple[InferenceResponse, bool]:
+        """The next one, and whether it is the final one; waits for it. None come after the final one or ``close``."""
+
+    def close(self) -> None:
+        """Cancels the request if it has not ended. Thread-safe."""
+
+
 class Runtime(Protocol):
     """What a model reaches its server through."""
 
-    def infer(self, request: InferenceRequest) -> Iterator[tuple[InferenceResponse, bool]]:
-        """Runs a nested request: (response, whether it is the final one). Blocks between them."""
+    def infer(self, request: InferenceRequest) -> Responses:
+        """Sends a nested request; does not wait for an answer."""
 
     def executor(self) -> Any:
         """Threads for ``async_exec``."""
@@ -412,7 +422,7 @@ class InferenceRequest:
             return ResponseIterator(stream)
         response, final = next(stream)
         if not final:
-            stream.close()  # type: ignore[attr-defined]
+            stream.close()
             name = self._model_name
             text = (
                 f"Model {name} - Error when running inference: Model {name} is using the decoupled. The current BLS "
@@ -428,10 +438,24 @@ class InferenceRequest:
         return await loop.run_in_executor(self._runtime.executor(), self.exec, decoupled)
 
 
+def nested_head(request: InferenceRequest) -> tuple[Any, ...]:
+    """What there is to a nested request beside its tensors, as the server reads it."""
+    return (
+        request._model_name,
+        request._model_version,
+        request._id,
+        request._correlation_id,
+        request._flags,
+        request._timeout,
+        request._parameters,
+        tuple(request._outputs),
+    )
+
+
 class ResponseIterator:
     """The responses of a nested request to a decoupled model."""
 
-    def __init__(self, stream: Iterator[tuple[InferenceResponse, bool]]) -> None:
+    def __init__(self, stream: Responses) -> None:
         self._stream = stream
 
     def __iter__(self) -> ResponseIterator:
@@ -442,4 +466,4 @@ class ResponseIterator:
 
     def cancel(self) -> None:
         """Stops the request; no further responses come."""
-        self._stream.close()  # type: ignore[attr-defined]
+        self._stream.close()
