@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from workbench.config.schema import Message
 from workbench.config.texts import option_tables as tables
 from workbench.config.texts.requests import check_request_text
-from workbench.config.texts.shell import Command, Option, options
+from workbench.config.texts.shell import Command, Option, Word, options
 from workbench.config.texts.source import Notes, Passage, did_you_mean
 
 # perf_analyzer
@@ -94,7 +94,7 @@ def check_curl(command: Command, passage: Passage, notes: Notes) -> None:
     for word in command.words[1:]:
         match = re.match(r"(?:https?://)?[^/\s]*(?::[0-9]+)?(/v2(?:/[^\s?]*)?)$", word.text)
         if match is not None and word.literal:
-            _method(method, match.group(1), word.span, passage, notes)
+            _method(method, match.group(1), (command.words[0].end, word), passage, notes)
         if word.text.lstrip().startswith("{") and passage.text[word.start] == "'" and word.literal:
             check_request_body(passage, word.start + 1, word.end - 1, notes)
 
@@ -115,12 +115,15 @@ _GET_ONLY = re.compile(
 )
 
 
-def _method(method: str, path: str, span: tuple[int, int], passage: Passage, notes: Notes) -> None:
+def _method(method: str, path: str, place: tuple[int, Word], passage: Passage, notes: Notes) -> None:
+    at, word = place
     if method in ("GET", "HEAD") and _POST_ONLY.fullmatch(path):
         text = f"{path} is asked with POST (curl -X POST): GET is answered 405 Method Not Allowed"
-        notes.say(passage, "wrong-method", span, text)
+        notes.say(passage, "wrong-method", word.span, text, "Add -X POST", [(at, at, " -X POST")])
     elif method == "POST" and _GET_ONLY.fullmatch(path):
-        notes.say(passage, "wrong-method", span, f"{path} is asked with GET: POST is answered 405 Method Not Allowed")
+        notes.say(
+            passage, "wrong-method", word.span, f"{path} is asked with GET: POST is answered 405 Method Not Allowed"
+        )
 
 
 # URLs

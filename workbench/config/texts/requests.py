@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.config.schema import Message, types
 from workbench.config.texts.nodes import UNKNOWN, JsonFault, Node, from_json_text
-from workbench.config.texts.source import Change, Notes, Passage, did_you_mean
+from workbench.config.texts.source import Change, Notes, Passage, did_you_mean, line_span
 
 _INPUT_FIELDS = ("name", "shape", "datatype", "parameters", "data")
 _OUTPUT_FIELDS = ("name", "parameters")
@@ -159,7 +159,7 @@ class _Request:
             )
             return False
         if count:
-            text += f". As written, data has 0 elements and shape {count}: shape does not match true shape (500)"
+            text += f". Here data has 0 elements and shape {count}: Shape does not match true shape of 'data' field (500)"
         if self.array:
             changes = [(*data.span, f"{self.array}.flatten().tolist()")]
             if list(parameters.members or ()) == ["binary_data"]:
@@ -206,7 +206,9 @@ class _Request:
         if flat is None:
             return
         if count is not None and len(flat) != count:
-            more = "Shape does not match true shape of 'data' field" if len(flat) > count else "shape does not match"
+            more = "Failed to parse 'data' field: shape does not match true shape"
+            if len(flat) > count:
+                more = "Unable to parse 'data': Shape does not match true shape of 'data' field"
             text = f"data has {len(flat)} elements, the shape says {count}: {more} (500)"
             self.say("request-shape", node, text)
         for each in flat:
@@ -338,6 +340,9 @@ def _removal(text: str, start: int, end: int) -> Change:
         before -= 1
     if before and text[before - 1] == ",":
         return before - 1, end, ""
+    line, line_end = line_span(text, start)[0], line_span(text, end)[1]
+    if not text[line:start].strip() and not text[end:line_end].strip(" \t\r\n,"):
+        return line, line_end, ""
     after = end
     while after < len(text) and text[after] in " \t\r\n,":
         after += 1

@@ -61,7 +61,9 @@ _CLIENT = {
         "error", "The client refuses an array whose type is not the input's.", "converts the array"
     ),
     "wrong-port": Rule("hint", "Triton's own ports are 8000 for HTTP, 8001 for gRPC and 8002 for metrics."),
-    "wrong-method": Rule("error", "The endpoint answers the other method only: 405 Method Not Allowed."),
+    "wrong-method": Rule(
+        "error", "The endpoint answers the other method only: 405 Method Not Allowed.", "adds -X POST"
+    ),
     "unknown-endpoint": Rule(
         "error", "Triton has no such address: 404 Not Found.", "writes the right one, where it is close"
     ),
