@@ -64,7 +64,8 @@ class EnsembleLint:
         problem = poll_problem(model)
         if problem is not None or model.errors:
             self._problems[model.name] = model.errors[0].message if problem is None else problem
-            return
+        if any(each.rule.startswith("ensemble-") for each in model.errors):
+            return  # its graph is not what it is meant to be
         circle = circular_dependencies(self._graph(model)).get(model.name)
         if circle is not None:
             self._refuse(model, "ensemble-circular", Problem("ensemble_scheduling.step", circle))
@@ -117,6 +118,7 @@ class EnsembleLint:
             text = f"{', '.join(sorted(absent))} is not beside this model: lint the whole repository to check the steps"
             model.say("ensemble-not-checked", self._step(model, absent[0]), text)
             return
+        refused = False
         missing = [name for name in required if name not in upstreams]
         for index, step in enumerate(model.config.ensemble_scheduling.step):
             name, version = step.model_name, step.model_version
@@ -130,7 +132,8 @@ class EnsembleLint:
                 path = f"ensemble_scheduling.step[{index}].model_version"
                 fix, more = Fix("Set model_version to -1", (Edit(path, "set", -1),)), " (-1 is the latest)"
             self._refuse(model, "ensemble-dependency", Problem(path, why), fix, more)
-        if not self._problems[model.name]:
+            refused = True
+        if not refused:
             self._tensors(model, required)
 
     def _step(self, model: LintedModel, name: str) -> str:
