@@ -31,10 +31,9 @@ def real_triton(oracle: Path, repository: Path, log: Path, options: Sequence[str
         str(oracle / "real-tritonserver"), f"--model-repository={repository}", f"--http-port={http}",
         f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false", *options,
     ]  # fmt: skip
+    environment = os.environ | {"REAL_TRITON_PIP": "numpy<2"}
     with log.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, start_new_session=True, env=os.environ | {"REAL_TRITON_PIP": "numpy<2"}
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, env=environment)
     try:
         for _ in range(600):
             assert process.poll() is None, log.read_text()[-3000:]

@@ -42,6 +42,7 @@ def engine_options(root: Path, flags: list[str]) -> EngineOptions:
         (root,),
         control_mode=args.model_control_mode,
         load_models=tuple(args.load_model),
+        auto_complete=not args.disable_auto_complete_config,
         gpus=(),
         rate_limit=args.rate_limit,
         rate_limit_resources=tuple(args.rate_limit_resource),

@@ -24,6 +24,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -35,7 +36,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import over_grpc
 import pytest
+from over_grpc import GONE
 from real_triton import Addresses
 
 HEAVY = [pytest.mark.full, pytest.mark.oracle, pytest.mark.timeout(180)]
@@ -65,11 +68,14 @@ class Case:
 
 @dataclass
 class Topic:
-    """The cases of one module. ``options`` are tritonserver's, given to both servers."""
+    """The cases of one module. ``options`` are tritonserver's, given to both servers.
+
+    Models here are written complete: without auto-completion a model loads in a tenth of the time.
+    """
 
     prefix: str
     title: str
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("--disable-auto-complete-config",)
     cases: list[Case] = field(default_factory=list)
 
     def case(
@@ -104,6 +110,8 @@ class Side:
     name: str
     at: Addresses
     root: Path
+    leaving: set[str] = field(default_factory=set)
+    """Models that an earlier case has left: they are being unloaded, perhaps."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,7 @@ class Sides:
 
         with ThreadPoolExecutor(2) as pool:
             theirs, ours = pool.map(play, (self.theirs, self.ours))
+        print(*(f"{label}: {value}" for label, value in theirs), sep="\n")  # pytest -rP shows it
         check(theirs, ours, case.differs)
 
 
@@ -149,6 +158,17 @@ def check(theirs: Sequence[tuple[str, Any]], ours: Sequence[tuple[str, Any]], di
     assert not stale, f"no longer different: {stale}"
 
 
+def described(body: Any) -> str:
+    """What a row's label says of a request: its parameters and id, and the shapes of its inputs."""
+    if body is None:
+        return ""
+    if "inputs" not in body:
+        return json.dumps(body)[:200]
+    shapes = " ".join(f"{each['name']}{each['shape']}".replace(" ", "") for each in body["inputs"])
+    parameters = json.dumps(body["parameters"]) if body.get("parameters") else ""
+    return " ".join(part for part in (str(body.get("id", "")), shapes, parameters) if part)
+
+
 @dataclass
 class Sent:
     """A request under way: its ``answer`` and, among those of the case, the ``place`` in which it was answered."""
@@ -158,7 +178,7 @@ class Sent:
     ended: threading.Event = field(default_factory=threading.Event)
     answer: tuple[int, Any] | None = None
     place: int = -1
-    connection: http.client.HTTPConnection | None = None
+    go: Callable[[], None] | None = None
 
     @property
     def id(self) -> str:
@@ -166,9 +186,8 @@ class Sent:
 
     def leave(self) -> None:
         """The client goes away without waiting for the answer."""
-        assert self.connection is not None
-        if self.connection.sock is not None:
-            self.connection.sock.shutdown(2)
+        assert self.go is not None
+        self.go()
 
 
 class Talk:
@@ -182,6 +201,9 @@ class Talk:
         self._sent: list[Sent] = []
         self._places = 0
         self._lock = threading.Lock()
+        self._before: dict[str, dict[str, int]] = {}
+        self.leavers: Sequence[str] = ()
+        """Ids of requests whose clients will go away: 2.51 notices that over gRPC only."""
 
     # ---- rows
 
@@ -192,7 +214,7 @@ class Talk:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Asks and notes status and answer; gives the answer."""
         status, answered = self.ask(method, path, body)
-        self.note(f"{method} {path} {'' if body is None else json.dumps(body)[:200]}".strip(), (status, answered))
+        self.note(f"{method} {path} {described(body)}".strip(), (status, answered))
         return answered
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -218,12 +240,16 @@ class Talk:
     def load(self, name: str, **parameters: Any) -> None:
         """Loads a model for the time of the case."""
         if name not in self._loaded:
+            if name in self.side.leaving:
+                self._gone(name)
             self._loaded.append(name)
             (self.root / f"{name}.batches").unlink(missing_ok=True)
             for gate in self.root.glob(f"{name}.*.open"):
                 gate.unlink()
         body = {"parameters": parameters} if parameters else {}
         self.call("POST", f"/v2/repository/models/{name}/load", body)
+        if name not in self._before:
+            self._before[name] = dict(self._counters(name))
 
     def unload(self, name: str, **parameters: Any) -> None:
         """Unloads a model and waits until it is gone."""
@@ -238,14 +264,14 @@ class Talk:
         self.until(lambda: not states() & {"READY", "LOADING", "UNLOADING"}, f"{name} is not unloaded")
 
     def end(self) -> None:
-        """Opens every gate, waits for what is under way, unloads what was loaded."""
+        """Opens every gate, waits for what is under way, begins to unload what was loaded."""
         for sent in self._sent:
             self.release(sent)
         for sent in self._sent:
             sent.ended.wait(PATIENCE_S)
         for name in reversed(self._loaded):
             self.ask("POST", f"/v2/repository/models/{name}/unload", {})
-            self._gone(name)
+            self.side.leaving.add(name)
 
     # ---- requests
 
@@ -278,25 +304,31 @@ class Talk:
 
     def send(self, model: str, body: dict[str, Any] | None = None) -> Sent:
         """Sends a request and does not wait."""
-        at = urlsplit(self.side.at.http)
         sent = Sent(model, self.body() if body is None else body)
-        sent.connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=PATIENCE_S)
-        sent.connection.request("POST", f"/v2/models/{model}/infer", json.dumps(sent.body))
         self._sent.append(sent)
-        threading.Thread(target=self._receive, args=(sent,), daemon=True).start()
+        if self.side.at.grpc and sent.id in self.leavers:
+            sent.go = over_grpc.send(self.side.at.grpc, model, sent.body, lambda answer: self._ended(sent, answer))
+        else:
+            at = urlsplit(self.side.at.http)
+            connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=PATIENCE_S)
+            connection.request("POST", f"/v2/models/{model}/infer", json.dumps(sent.body))
+            sent.go = lambda: connection.sock.shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._receive, args=(sent, connection), daemon=True).start()
         return sent
 
-    def _receive(self, sent: Sent) -> None:
-        assert sent.connection is not None
+    def _receive(self, sent: Sent, connection: http.client.HTTPConnection) -> None:
         try:
-            answer = sent.connection.getresponse()
-            sent.answer = self._plain(answer.status, answer.read().decode())
+            answer = connection.getresponse()
+            self._ended(sent, self._plain(answer.status, answer.read().decode()))
         except (OSError, http.client.HTTPException):
-            sent.answer = (0, "gone")
+            self._ended(sent, GONE)
+        connection.close()
+
+    def _ended(self, sent: Sent, answer: tuple[int, Any]) -> None:
+        sent.answer = answer
         with self._lock:
             sent.place, self._places = self._places, self._places + 1
         sent.ended.set()
-        sent.connection.close()
 
     def queue(self, model: str, *bodies: dict[str, Any], on: str = "") -> list[Sent]:
         """Sends requests one by one, each once the one before is counted as waiting (or is answered).
@@ -327,7 +359,7 @@ class Talk:
         """Waits for the answers and notes them in this order."""
         for each in sent:
             assert each.ended.wait(PATIENCE_S), f"no answer to {each.id}"
-            self.note(f"{each.model} answers {json.dumps(each.body)[:200]}", each.answer)
+            self.note(f"{each.model} answers {described(each.body)}", each.answer)
 
     def order(self, label: str, sent: Sequence[Sent]) -> None:
         """Waits for the answers and notes the ids in the order in which they came."""
@@ -340,7 +372,7 @@ class Talk:
     def hold(self, model: str, id: str = "hold", on: str = "", **fields: Any) -> Sent:
         """Sends a request that keeps its instance busy until ``release``; comes back when it runs."""
         sent = self.send(model, self.body(fields.pop("inputs", None), id=id, hold=True, **fields))
-        self.running(on or model, id)
+        self.running(on or model, id, sent)
         return sent
 
     def release(self, *held: Sent, on: str = "") -> None:
@@ -348,9 +380,14 @@ class Talk:
         for each in held:
             (self.root / f"{on or each.model}.{each.id}.open").touch()
 
-    def running(self, model: str, id: str) -> None:
+    def running(self, model: str, id: str, sent: Sent | None = None) -> None:
         """Waits until the model has begun to execute the request."""
-        self.until(lambda: any(id in batch for batch in self._batches(model)), f"{id} does not run")
+
+        def begun() -> bool:
+            assert sent is None or sent.answer is None or sent.answer[0] == 200, sent.answer
+            return any(id in batch for batch in self._batches(model))
+
+        self.until(begun, f"{id} does not run")
 
     def _batches(self, model: str) -> list[list[str]]:
         path = self.root / f"{model}.batches"
@@ -366,10 +403,36 @@ class Talk:
 
     def pending(self, model: str) -> int:
         """Triton's gauge of requests that are accepted and not executing."""
+        return sum(count for name, count in self._counters(model) if name == "pending_request_count")
+
+    def metrics(self, model: str) -> None:
+        """Notes the counters of a model that are no times, when they have come to rest; a failure's by reason.
+
+        Failures are those since the case has loaded the model: in Triton their counters outlive a model (stat-17).
+        """
+        last, same = self._counters(model), 0
+        while same < 5:
+            threading.Event().wait(0.05)
+            found = self._counters(model)
+            last, same = found, same + 1 if found == last else 0
+        for name, count in last:
+            before = self._before.get(model, {}).get(name, 0) if name.startswith("request_failure") else 0
+            self.note(f"metrics {model} {name}", count - before)
+
+    def counter(self, model: str, name: str) -> int:
+        """One of a model's counters as it is; ``request_failure`` with its reason."""
+        return dict(self._counters(model))[name]
+
+    def _counters(self, model: str) -> list[tuple[str, int]]:
         with urllib.request.urlopen(self.side.at.metrics, timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
-        found = re.findall(rf'^nv_inference_pending_request_count{{model="{re.escape(model)}".*}} (\d+)', text, re.M)
-        return sum(map(int, found))
+        lines = re.findall(rf'^nv_inference_(\w+){{model="{re.escape(model)}",(.*)}} (\d+)', text, re.M)
+        found = []
+        for name, labels, count in lines:
+            reason = re.search(r'reason="(\w+)"', labels)
+            if not name.endswith("_us"):
+                found.append((f"{name} {reason[1]}" if reason else name, int(count)))
+        return sorted(found)
 
     def stats(self, model: str, version: str = "") -> None:
         """Notes a model's counts (without times) when they have come to rest: Triton answers before it counts.
