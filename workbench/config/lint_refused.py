@@ -28,7 +28,7 @@ def lint_refused(check: Checker) -> None:
         check.say("legacy-platform", "platform", text, _custom_fix(message))
         return
     for problem in problems(prepared(message, context), gpus=context.gpus or (), io=True):
-        if _needs_gpus(problem, context) or (_unknown_backend(problem) and not _told(message)):
+        if _needs_gpus(problem, message, context) or (_unknown_backend(problem) and not _told(message)):
             continue
         rule, text = rule_of(problem), problem.message
         severity = None
@@ -53,6 +53,7 @@ _RULE_BY_TEXT = (
     ("ensemble scheduling cannot be set", "ensemble-settings"),
     ("not be specified for ensemble", "ensemble-settings"),
     ("for ensemble", "ensemble-graph"),
+    ("of ensemble", "ensemble-graph"),
     ("ensemble tensor", "ensemble-graph"),
     ("must specify 'name'", "io-incomplete"),
     ("must specify 'data_type'", "io-incomplete"),
@@ -113,10 +114,13 @@ def _may_be_completed(problem: Problem, check: Checker) -> bool:
     return check.backend != "pytorch"  # its files do not say (9.5)
 
 
-def _needs_gpus(problem: Problem, context: LintContext) -> bool:
+def _needs_gpus(problem: Problem, message: Message, context: LintContext) -> bool:
     """Whether GPUs decide that are not known here; a negative id is wrong everywhere."""
     text = problem.message
     about = "has kind KIND_GPU but" in text or "unsupported gpu id" in text
+    if "has kind KIND_CPU but" in text:  # KIND_AUTO is a GPU where there is one (9.7)
+        group = re.match(r"instance_group\[(\d+)\]", problem.path)
+        about = group is not None and message.instance_group[int(group.group(1))].kind == 0
     return about and context.gpus is None and "gpu id -" not in text
 
 

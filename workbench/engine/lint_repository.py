@@ -12,6 +12,7 @@ from workbench.config.findings import Finding
 from workbench.config.problem import Problem
 from workbench.config.spelling import closest
 from workbench.config.syntax import MessageNode, ScalarNode, elements, map_key
+from workbench.config.validate_ensemble import ensemble_problems
 from workbench.engine.lint_models import LintedModel, poll_problem
 from workbench.engine.prepare import is_ensemble
 from workbench.errors import ConfigError
@@ -64,7 +65,7 @@ class EnsembleLint:
         problem = poll_problem(model)
         if problem is not None or model.errors:
             self._problems[model.name] = model.errors[0].message if problem is None else problem
-        if any(each.rule.startswith("ensemble-") for each in model.errors):
+        if any(ensemble_problems(model.config)):
             return  # its graph is not what it is meant to be
         circle = circular_dependencies(self._graph(model)).get(model.name)
         if circle is not None:
