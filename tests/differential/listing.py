@@ -32,9 +32,16 @@ def table() -> str:
     lines = []
     for topic in topics():
         for case in sorted(topic.cases, key=lambda each: each.id):
-            reasons = "; ".join(f"`{part}`: {reason}" for part, reason in case.differs.items())
-            lines.append(f"| {case.id} | {topic.title} | {case.what} | {reasons} |\n")
+            lines.append(f"| {case.id} | {topic.title} | {case.what} | {_reasons(case.differs)} |\n")
     return HEAD + "".join(lines)
+
+
+def _reasons(differs: dict[str, str]) -> str:
+    """The rows in which the two differ, together where the reason is the same."""
+    parts: dict[str, list[str]] = {}
+    for part, reason in differs.items():
+        parts.setdefault(reason, []).append(f"`{part}`")
+    return "; ".join(f"{', '.join(rows)}: {reason}" for reason, rows in parts.items())
 
 
 if __name__ == "__main__":
