@@ -162,7 +162,7 @@ def test_what_can_be_fixed_is_fixed_and_the_rest_is_told_in_words(shared: Path, 
 
 def test_the_false_statements_of_the_prose_are_named(shared: Path) -> None:
     inside = {(c.file, line) for c in CASES for line in range(c.first, c.last + 1)}
-    found = {}
+    found: dict[tuple[str, int], str] = {}
     for number in ("000", "001", "004"):
         found |= {(number, each.line): each.rule for each in linted(shared, number)}
     assert {place: rule for place, rule in found.items() if place not in inside} == CLAIMS

@@ -33,7 +33,9 @@ _ENSEMBLE_TEXT = (
 _CLAIMS = (
     _Claim(
         "claim-poll-default",
-        re.compile(rf"{_POLL}\s*[:(은는이가—–-]+\s*(?P<false>기본값)(?!\s*(?:이|은|는)?\s*아[니님])", re.IGNORECASE),
+        re.compile(
+            rf"{_POLL}\s*[:(은는이가—–-]+\s*(?P<false>기본값)(?!\s*(?:이|은|는)?\s*아[니님닙닌])", re.IGNORECASE
+        ),
         _NEVER,
         _POLL_TEXT,
         "Say that it is not the default",

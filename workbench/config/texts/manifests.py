@@ -30,7 +30,8 @@ def _servers(text: str) -> list[list[Word]]:
     for line in text.split("\n"):
         bare = line.split(" #")[0]
         continues = re.match(r"\s*(?:-\s|[\"'\]>|]|--)", bare) or re.match(r"\s*(?:args|command)\s*:", bare)
-        if current is not None and bare.strip() and not continues:
+        item = re.match(r"\s*-\s+[A-Za-z]\w*:(?:\s|$)", bare)  # the next container
+        if current is not None and bare.strip() and (item or not continues):
             current = None
         for match in _WORD.finditer(bare):
             text_of = match["text"].strip("\"'")

@@ -51,7 +51,7 @@ METRICS: dict[str, MetricKind] = {
 }  # fmt: skip
 """Every metric of the server by name."""
 
-_NAME = re.compile(r"(?<![\w-])nv_[a-z0-9_]*[a-z0-9](?![\w*]|_?[*{<$])(?:\{(?P<labels>[^{}\n]*)\})?")
+_NAME = re.compile(r"(?<![\w-])nv_[a-z0-9_]*[a-z0-9]\{(?P<labels>[^{}\n]*)\}")
 _BARE = re.compile(r"(?<![\w-])nv_[a-z0-9_]*[a-z0-9](?![\w*]|_?[*<$])")
 _LABEL = re.compile(r"([A-Za-z_]\w*)\s*(?:=~|!~|!=|=)\s*\"")
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total")
@@ -79,8 +79,7 @@ def check_metrics(passage: Passage, notes: Notes) -> None:
         else:
             _unknown(passage, notes, match)
     for match in _NAME.finditer(passage.text):
-        if match["labels"] is not None:
-            _labels(passage, notes, match)
+        _labels(passage, notes, match)
 
 
 def _series(passage: Passage, notes: Notes, match: re.Match[str], base: str, suffix: str) -> None:

@@ -28,20 +28,17 @@ def as_model(function: ast.FunctionDef, text: str, offsets: Offsets, outputs: li
             start, end = offsets.span(statement)
             first, last = offsets.span(call.args[0])
             name = outputs[index] if index < len(outputs) else f"OUTPUT{index}"
-            changes.append((start, end, f'output_tensors.append(pb_utils.Tensor("{name}", {text[first:last]}))'))
+            array = _applied(text, first, last, _uses(call.args[0], given, offsets))
+            changes.append((start, end, f'output_tensors.append(pb_utils.Tensor("{name}", {array}))'))
         elif any(isinstance(node, ast.Name) and node.id == made for node in ast.walk(statement)):
             return None
         else:
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Name) and node.id == given:
-                    changes.append((*offsets.span(node), "request.inputs()"))
+            changes += _uses(statement, given, offsets)
     if not any("output_tensors" in change[2] for change in changes):
         return None
     begin, end = offsets.span(function)
     body_start = offsets.at(function.body[0].lineno, 0)
-    body = text[body_start:end]
-    for start, stop, new in sorted(changes, reverse=True):
-        body = body[: start - body_start] + new + body[stop - body_start :]
+    body = _applied(text, body_start, end, changes)
     indent = " " * function.body[0].col_offset
     lines = [line.removeprefix(indent) for line in body.split("\n")]
     inner = "\n".join(f"            {line}" if line.strip() else "" for line in lines)
@@ -53,6 +50,20 @@ def as_model(function: ast.FunctionDef, text: str, offsets: Offsets, outputs: li
         "        return responses"
     )
     return begin, end, new
+
+
+def _uses(node: ast.AST, given: str, offsets: Offsets) -> list[Change]:
+    """The inputs as a request has them, wherever the list of inputs is used."""
+    names = [each for each in ast.walk(node) if isinstance(each, ast.Name) and each.id == given]
+    return [(*offsets.span(each), "request.inputs()") for each in names]
+
+
+def _applied(text: str, begin: int, end: int, changes: list[Change]) -> str:
+    """A part of a text with changes made."""
+    out = text[begin:end]
+    for start, stop, new in sorted(changes, reverse=True):
+        out = out[: start - begin] + new + out[stop - begin :]
+    return out
 
 
 def _output_index(call: ast.expr | None, made: str) -> int | None:

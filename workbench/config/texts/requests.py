@@ -159,7 +159,9 @@ class _Request:
             )
             return False
         if count:
-            text += f". Here data has 0 elements and shape {count}: Shape does not match true shape of 'data' field (500)"
+            text += (
+                f". Here data has 0 elements and shape {count}: Shape does not match true shape of 'data' field (500)"
+            )
         if self.array:
             changes = [(*data.span, f"{self.array}.flatten().tolist()")]
             if list(parameters.members or ()) == ["binary_data"]:
