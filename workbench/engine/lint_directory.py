@@ -79,7 +79,9 @@ def _configuration(model: LintedModel) -> None:
         return
     if model.config is None:
         if model.document is None or not model.document.message.HasField("ensemble_scheduling"):
-            model.say("no-backend", "backend", model.unreadable)
+            where = "; if it is no model, move it out of the repository" if model.data is None else ""
+            text = f"{model.unreadable} (no backend is named, and no version holds a model file{where})"
+            model.say("no-backend", "backend", text)
     elif model.data is None and not model.context.auto_complete:
         path = model.source.config_path
         text = f"failed to open text file for read {path}: No such file or directory"

@@ -134,8 +134,8 @@ class EnsembleLint:
                 fix, more = Fix("Set model_version to -1", (Edit(path, "set", -1),)), " (-1 is the latest)"
             self._refuse(model, "ensemble-dependency", Problem(path, why), fix, more)
             refused = True
-        if not refused:
-            self._tensors(model, required)
+        if not missing:
+            self._tensors(model, required, refused=refused)
 
     def _step(self, model: LintedModel, name: str) -> str:
         for index, step in enumerate(model.config.ensemble_scheduling.step):
@@ -157,12 +157,14 @@ class EnsembleLint:
 
     # ---- the tensors
 
-    def _tensors(self, model: LintedModel, required: Collection[str]) -> None:
+    def _tensors(self, model: LintedModel, required: Collection[str], *, refused: bool) -> None:
         described: dict[str, ModelDescription] = {}
         for name in required:
             step = self._find(name)
             assert step is not None
             if not step.config.input or not step.config.output:
+                if refused:
+                    return
                 text = (
                     f"the inputs and outputs of '{name}' are not in its config.pbtxt, so what the steps pass to each "
                     "other is not checked"

@@ -89,7 +89,9 @@ class LintReport(Sequence[FileReport]):
             if severity in severities
         ]
         files = sum(1 for report in self.files if not report.path.is_dir())
-        lines.append(f"{_count(files, 'file')}: {', '.join(counts) or 'nothing to say'}")
+        fixes = sum(finding.fix is not None for report in self.files for finding in report.findings)
+        more = f" ({_count(fixes, 'fix', 'fixes')} offered: --fix)" if fixes else ""
+        lines.append(f"{_count(files, 'file')}: {', '.join(counts) or 'nothing to say'}{more}")
         return "\n".join(lines)
 
 
@@ -299,5 +301,5 @@ def _beside(
     return find
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
