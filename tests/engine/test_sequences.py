@@ -103,6 +103,7 @@ def test_states_follow_their_sequences(tmp_path: Path, make_engine: Any, strateg
             assert value(engine, ask(1, name)) == number + round
     assert value(engine, ask(5, 7, end=True)) == 7
     assert value(engine, ask(3, 7, start=True, end=True)) == 103, "the state of the sequence before was left"
+    assert value(engine, ask(3, 8, start=True)) == 103, "START left the state of the sequence that it ended"
     assert engine.snapshot().version("sum").batching == "sequence"
 
 

@@ -445,7 +445,7 @@ def test_3_8_a_timeout_counts_in_the_backlog_and_rejects_the_whole_sequence(make
     put(scheduler, 3, 2, timeout=100)
     put(scheduler, 4, 3, "S")
     run_all(scheduler)
-    scheduler.expire(0)
+    assert scheduler.expire(0) == ()
     assert scheduler.next_deadline() == 100 * US
     assert scheduler.expire(100 * US - 1) == ()
     expired = scheduler.expire(100 * US)
