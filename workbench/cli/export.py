@@ -75,18 +75,35 @@ def _run(args: argparse.Namespace) -> ExportResult:
         points = [Point.from_json(value) for value in stored.points()]
         name, model, environment = stored.id, str(stored.meta.get("model", "")), stored.environment()
     choice = choose(points, p99_ms=args.p99_ms)
-    directory = _model_directory(model, args.model_repository)
-    document = ConfigDocument.parse((directory / "config.pbtxt").read_bytes(), path=str(directory / "config.pbtxt"))
-    edits = choice.point.edits()
-    tuned = document.edit(edits) if edits else document
     measured: dict[str, Any] = {
         "run": name,
         "choice": choice.text,
         "p99_goal_ms": args.p99_ms,
         "after": choice.point.to_json(),
     }
-    models = [ModelToExport(directory, tuned.data, measured)]
+    models = []
+    for each in _whole(model, args.model_repository):
+        directory = _model_directory(each, args.model_repository)
+        document = ConfigDocument.parse((directory / "config.pbtxt").read_bytes(), path=str(directory / "config.pbtxt"))
+        edits = choice.point.edits(each)
+        data = document.edit(edits).data if edits else document.data
+        models.append(ModelToExport(directory, data, measured if each == model else {}))
     return export_repository(models, Path(args.to), provenance={"environment": environment}, overwrite=args.force)
+
+
+def _whole(model: str, repository: str | None) -> list[str]:
+    """The model, and all that an ensemble is made of."""
+    from workbench.config import ConfigDocument
+
+    found: dict[str, None] = {}
+    left = [model]
+    while left:
+        name = left.pop(0)
+        if name not in found:
+            found[name] = None
+            text = (_model_directory(name, repository) / "config.pbtxt").read_bytes()
+            left += [step.model_name for step in ConfigDocument.parse(text).message.ensemble_scheduling.step]
+    return list(found)
 
 
 def _model_directory(model: str, repository: str | None) -> Path:

@@ -47,6 +47,7 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
     from workbench.cli.tables import print_table
     from workbench.cli.targets import POINT_HEADERS, point_cells, say_reasons
     from workbench.profiling import Point
+    from workbench.profiling.settings import short_name
 
     with store.open(args.run) as opened:
         points = [Point.from_json(value) for value in opened.points()]
@@ -67,6 +68,6 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
     print(f"on {environment.get('cpu_model', '?')}, {environment.get('cpus', '?')} processors")
     paths = list(dict.fromkeys(path for point in points for path in point.settings))
     rows = [(*(json.dumps(point.settings.get(path)) for path in paths), *point_cells(point)) for point in points]
-    print_table((*(path.rpartition(".")[2] for path in paths), *POINT_HEADERS), rows)
+    print_table((*map(short_name, paths), *POINT_HEADERS), rows)
     say_reasons(points)
     return 0

@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``sweep``."""
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument(
-        "--set", action="append", metavar="PATH=VALUES", help="values in JSON; null removes the field; may be repeated"
+        "--set",
+        action="append",
+        metavar="PATH=VALUES",
+        help="values in JSON; null removes the field; under an ensemble STEP:PATH=VALUES; may be repeated",
     )
     add_server_arguments(parser)
     add_load_arguments(parser)
@@ -37,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints; exit code 1 when no valid point holds the goal."""
+    from workbench.profiling.settings import short_name
     from workbench.tuning import choose
 
     grid = grid_of(args.set)
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         from workbench.cli.tables import print_table
 
         rows = [(*(json.dumps(point.settings.get(path)) for path in grid), *point_cells(point)) for point in points]
-        print_table((*(path.rpartition(".")[2] for path in grid), *POINT_HEADERS), rows, title=args.model)
+        print_table((*map(short_name, grid), *POINT_HEADERS), rows, title=args.model)
         say_reasons(points)
         print(f"best: {text}" if choice is not None else text)
         print(f"run {result.run_id}")  # type: ignore[union-attr]

@@ -18,7 +18,6 @@ from workbench.charts.throughput_latency import (
     throughput_latency_info,
     update_throughput_latency,
 )
-from workbench.config import Edit
 from workbench.errors import InvalidMeasurement, InvalidRequest
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.html import chip, escape
@@ -34,6 +33,7 @@ from workbench.panels.sweep_view import (
     status_tone,
 )
 from workbench.panels.views import chosen_model
+from workbench.profiling.settings import by_model
 from workbench.tuning import Choice, choose
 
 if TYPE_CHECKING:
@@ -224,11 +224,15 @@ class SweepPanel(Panel):
             choice, job = self._choice, self._job
             if choice is None or job is None:
                 return
-            edits = [
-                Edit(path, "remove") if setting is None else Edit(path, "set", setting)
-                for path, setting in choice.settings.items()
-            ]
+            point = choice.point
             self._apply_best.disabled = True
+
+            def apply() -> ConfigureResult:
+                # the steps of an ensemble have settings of their own
+                *first, last = by_model(point.settings, point.model) or (point.model,)
+                for model in first:
+                    self.server.configure(model, *point.edits(model))
+                return self.server.configure(last, *point.edits(last))
 
             def done(result: ConfigureResult) -> None:
                 self._apply_best.disabled = False
@@ -239,7 +243,7 @@ class SweepPanel(Panel):
                 self._apply_best.disabled = False
                 self._best.value = error_html(error)
 
-            self._command(f"apply to {job.model}", lambda: self.server.configure(job.model, *edits), done, failed)
+            self._command(f"apply to {job.model}", apply, done, failed)
 
     def _progressed(self, progress: Progress) -> None:
         """Called on the sweep's thread when a point ends."""

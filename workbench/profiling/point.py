@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from workbench.profiling.load import Load
+from workbench.profiling.settings import by_model
 
 if TYPE_CHECKING:
     from workbench.config import Edit
@@ -33,6 +34,8 @@ class Point:
     """The values of the sweep's grid, by path."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration as read back from the server."""
+    step_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Those of the ensemble's steps that the sweep set something of, as read back."""
     epoch: int | None = None
     url: str = ""
     protocol: str = ""
@@ -104,9 +107,9 @@ class Point:
         """Requests/s offered by an open loop; None for a closed one."""
         return self.load.rate if self.load.kind == "open" else None
 
-    def edits(self) -> list[Edit]:
-        """The edits that apply the point's settings to a configuration."""
-        return edits_of(self.settings)
+    def edits(self, model: str = "") -> list[Edit]:
+        """The edits that apply the point's settings to its model's configuration, or to that of an ensemble's step."""
+        return edits_of(by_model(self.settings, self.model).get(model or self.model, {}))
 
     @property
     def verdict(self) -> str:

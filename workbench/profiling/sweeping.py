@@ -16,6 +16,7 @@ from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measured, Measurer, failed_point
 from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
+from workbench.profiling.settings import by_model
 from workbench.profiling.sweep_result import Progress, SweepResult, write_point
 from workbench.profiling.target import Configurable, directory_of
 from workbench.profiling.verdict import MeasureOptions
@@ -93,6 +94,7 @@ class Sweeper:
         self._model = model
         self._plan = combinations(grid)
         self._grid = {path: list(values) for path, values in grid.items()}
+        self._swept = list(by_model(self._grid, model))
         self._loads = list(loads)
         self._inputs = inputs
         self._store = store
@@ -173,8 +175,9 @@ class Sweeper:
                     point = failed_point(self._model, load, settings, refused)
                 else:
                     try:
+                        steps = self._step_configs()
                         measured = self._run(measurer, load, settings)
-                        point, unreachable = measured.point, 0
+                        point, unreachable = replace(measured.point, step_configs=steps), 0
                     except Exception as error:
                         point = failed_point(self._model, load, settings, _text(error))
                         unreachable = unreachable + 1 if isinstance(error, ConnectionFailed) else 0
@@ -196,8 +199,13 @@ class Sweeper:
         return measured
 
     def _apply(self, settings: Mapping[str, Any]) -> None:
-        if settings:
-            self._target.configure(self._model, edits_of(settings))
+        for model, own in by_model(settings, self._model).items():
+            self._target.configure(model, edits_of(own))
+
+    def _step_configs(self) -> dict[str, Mapping[str, Any]]:
+        """What is loaded of the steps that are swept."""
+        steps = [model for model in self._swept if model != self._model]
+        return {model: self._target.model_config(model) for model in steps}
 
     def _keep(self, point: Point, run: Run | None, measured: Measured | None) -> None:
         self.points.append(point)
@@ -206,7 +214,8 @@ class Sweeper:
         self._tell(point)
 
     def _write(self, point: Point, run: Run, measured: Measured | None) -> None:
-        number = write_point(run, point, "" if point.error else self._key(point.load, point.config))
+        key = "" if point.error else self._key(point.load, point.config, point.step_configs)
+        number = write_point(run, point, key)
         if measured is not None and self._options.keep_samples:
             samples = measured.samples
             run.add_samples(
@@ -216,7 +225,7 @@ class Sweeper:
             if measured.records is not None:
                 run.add_records(number, measured.records)
 
-    def _key(self, load: Load, config: Mapping[str, Any]) -> str:
+    def _key(self, load: Load, config: Mapping[str, Any], steps: Mapping[str, Mapping[str, Any]]) -> str:
         """What makes a point the same as one measured before."""
         if self._about is None:
             directory = directory_of(self._target, self._model)
@@ -228,14 +237,15 @@ class Sweeper:
                 "device": capture_environment()["cpu_model"],
                 "protocol": self._target.protocol,
             }
-        return point_key(config=config, load=load.to_json(), **self._about)
+        whole = {**config, "steps": steps} if steps else config
+        return point_key(config=whole, load=load.to_json(), **self._about)
 
     def _reuse(self, load: Load, settings: Mapping[str, Any]) -> bool:
         """Takes a point of the run that is resumed, if it has this one."""
         if not self._known or directory_of(self._target, self._model) is None:
             return False  # what the model's files are is not known here: they may have changed since
         try:
-            point = self._known.get(self._key(load, self._target.model_config(self._model)))
+            point = self._known.get(self._key(load, self._target.model_config(self._model), self._step_configs()))
         except WorkbenchError:
             return False  # measuring it will say why
         if point is None:
@@ -251,12 +261,13 @@ class Sweeper:
         complaints: list[str] = []
 
         def restore() -> None:
-            try:
-                self._target.restore(self._model)
-            except Exception as error:
-                complaints.append(f"the configuration could not be restored: {_text(error)}")
-            finally:
-                finished.set()
+            for model in self._swept:
+                try:
+                    self._target.restore(model)
+                except Exception as error:
+                    of = "" if model == self._model else f" of '{model}'"
+                    complaints.append(f"the configuration{of} could not be restored: {_text(error)}")
+            finished.set()
 
         finished = threading.Event()
         thread = threading.Thread(target=restore, name="restore")
@@ -267,7 +278,7 @@ class Sweeper:
         while not finished.is_set():
             with contextlib.suppress(KeyboardInterrupt):
                 finished.wait()
-        return complaints[0] if complaints else ""
+        return "; ".join(complaints)
 
     def _tell(self, point: Point | None) -> None:
         if self._on_progress is None:
@@ -328,7 +339,8 @@ def sweep(
     Args:
         target: the server.
         model: its model.
-        grid: values by path; an empty grid measures the loads under the configuration that is applied.
+        grid: values by path; an empty grid measures the loads under the configuration that is applied. Under an
+            ensemble, values by ``STEP:PATH``, such as ``{"tokenizer:instance_group[0].count": [1, 2]}``.
         loads: ``[Load.closed(1), Load.closed(8), Load.open(200)]``.
         inputs: what to send; None takes the model's example inputs.
         store: where to write the points, each as soon as it is measured.

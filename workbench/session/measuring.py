@@ -15,6 +15,7 @@ from workbench.errors import InvalidRequest, NotFound, Unsupported
 from workbench.export import ExportResult, ModelToExport, export_repository
 from workbench.profiling import Load, Measurer, Point, Progress, SweepJob, SweepOptions, SweepResult
 from workbench.profiling import sweep as run_sweep
+from workbench.profiling.settings import split_setting
 from workbench.profiling.sweeping import combinations
 from workbench.profiling.target import TargetProtocol
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
     from workbench.session.state import SessionState
 
+_NOT_OF_ENSEMBLES = ("instance_group", "dynamic_batching", "sequence_batching", "model_warmup", "optimization")
 _LOAD_FIELDS = {item.name for item in fields(Load)} - {"kind", "concurrency", "rate", "distribution"}
 
 
@@ -211,7 +213,8 @@ def sweep(
     Args:
         server: where.
         model: the model.
-        grid: values by configuration path; None removes the field.
+        grid: values by configuration path; None removes the field. Under an ensemble by ``STEP:PATH``: its own
+            configuration has no instances and no batching.
         wait: False gives a started ``SweepJob``.
         concurrency: closed loops: one number or several.
         rate: open loops, requests/s: one number or several.
@@ -228,7 +231,7 @@ def sweep(
 
     Raises:
         ConfigError: a path of the grid that no configuration has.
-        InvalidRequest: loads or values that make no sense.
+        InvalidRequest: loads or values that make no sense; a model that is no step; batching of an ensemble itself.
         NotReady: a sweep of the model runs already.
     """
     target = SessionTarget(server)
@@ -278,9 +281,21 @@ def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) 
         NotFound: there is no such model.
     """
     combinations(grid)
-    document = ConfigDocument.parse(server.config(model).text.encode(), model)
-    for path in grid:
-        document.locate(path)
+    whole = _with_composing(server, [model])
+    documents: dict[str, ConfigDocument] = {}
+    for key in grid:
+        name, path = split_setting(key, model)
+        if name not in whole:
+            steps = f"; its steps are {', '.join(whole[1:])}" if whole[1:] else "; it has no steps"
+            raise InvalidRequest(f"'{name}' is no step of '{model}', in '{key}'", hint=f"write STEP:PATH{steps}")
+        if name == model and len(whole) > 1 and path.partition(".")[0].partition("[")[0] in _NOT_OF_ENSEMBLES:
+            raise InvalidRequest(
+                f"an ensemble has no {path.partition('.')[0].partition('[')[0]}: '{model}' runs what its steps run",
+                hint=f"sweep a step: {whole[1]}:{path}",
+            )
+        if name not in documents:
+            documents[name] = ConfigDocument.parse(server.config(name).text.encode(), name)
+        documents[name].locate(path)
 
 
 class _bar:
