@@ -15,7 +15,7 @@ from gate_backend import Gate
 from onnx_models import CONFIG, add_model, identity, request, scale
 
 from workbench.engine import InferenceEngine
-from workbench.errors import Code, InternalError, InvalidRequest, LoadFailed, WorkbenchError
+from workbench.errors import Code, InternalError, InvalidRequest, LoadFailed, NotFound, WorkbenchError
 
 
 def states(engine: InferenceEngine) -> dict[tuple[str, str], tuple[str, str]]:
@@ -97,6 +97,10 @@ def test_no_version_left_by_the_policy(repository: Path, make_engine: Any) -> No
         "load failed for model 'double': at least one version must be available under the version policy of model "
         "'double'\n"
     )
+    for version, text in ((None, "has no available versions"), (5, "version 5 is not found")):  # it is known by name
+        with pytest.raises(NotFound) as missing:
+            engine.model_metadata("double", *([] if version is None else [version]))
+        assert missing.value.message == f"Request for unknown model: 'double' {text}"
 
 
 def test_adding_a_version_leaves_the_others_alone(repository: Path, make_engine: Any) -> None:

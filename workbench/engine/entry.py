@@ -104,7 +104,7 @@ def lookup(entries: dict[str, ModelEntry], name: str, version: int) -> ModelVers
         NotFound, NotReady: with the texts of 7.15.
     """
     entry = entries.get(name)
-    if entry is None or not entry.versions:
+    if entry is None or not (entry.versions or entry.versionless):
         raise NotFound(f"Request for unknown model: '{name}' is not found")
     if version == -1:
         model = entry.latest()
