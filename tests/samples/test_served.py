@@ -14,6 +14,7 @@ import pytest
 from onnx import numpy_helper
 from tokenizers import Tokenizer
 
+import workbench as wb
 from workbench.clock import monotonic_ns
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
@@ -81,6 +82,18 @@ def test_tokenizer_answers_do_not_depend_on_company(engine: InferenceEngine, rep
     statistics = engine.statistics("tokenizer")["model_stats"][0]
     # Requests shared calls, or nothing was shown about company.
     assert int(statistics["execution_count"]) < int(statistics["inference_stats"]["success"]["count"])
+
+
+def test_tokenizer_pads_to_a_few_lengths_where_it_is_told_to(repository: Path) -> None:
+    with wb.Engine(repository, models=["tokenizer"]) as server:
+        alone = server.infer("tokenizer", _texts(b"one two three"))
+        server.configure("tokenizer", 'parameters["pad_to_multiple_of"].string_value="8"')
+        padded = server.infer("tokenizer", _texts(b"one two three"))
+        longer = server.infer("tokenizer", _texts(b"one two three four five six seven eight"))
+    assert alone["input_ids"].shape == (1, 5)
+    assert padded["input_ids"][0].tolist() == [*alone["input_ids"][0].tolist(), 0, 0, 0]
+    assert padded["attention_mask"].tolist() == [[1] * 5 + [0] * 3]
+    assert longer["input_ids"].shape == longer["attention_mask"].shape == (1, 16)
 
 
 def test_tokenizer_and_minilm_together_know_what_texts_mean(engine: InferenceEngine) -> None:

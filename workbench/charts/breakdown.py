@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class BreakdownInfo:
     labels: tuple[str, ...]
     parts: dict[str, tuple[float, ...]]
     empty: str
+    note: str = ""
 
 
 def breakdown_info(
@@ -39,11 +40,18 @@ def breakdown_info(
     return BreakdownInfo(title, tuple(labels), parts, empty)
 
 
-def draw_breakdown(info: BreakdownInfo, *, load_unit: str = "requests in flight") -> Chart:
+def steps_info(steps: Mapping[str, Mapping[str, float]], *, title: str) -> BreakdownInfo:
+    """Bars of the steps of a pipeline: milliseconds of each part (``queue_ms``, ...) by step."""
+    parts = {name: tuple(float(np.nan_to_num(step[f"{name}_ms"])) for step in steps.values()) for name in COMPONENTS}
+    note = ", ".join(f"{name} {sum(parts[part][at] for part in COMPONENTS):,.1f} ms" for at, name in enumerate(steps))
+    return BreakdownInfo(title, tuple(steps), parts, "No request was recorded", note)
+
+
+def draw_breakdown(info: BreakdownInfo, *, x_label: str = "load (requests in flight)") -> Chart:
     """The figure and its source ``breakdown``."""
     fig = make_figure(
         Frame(
-            x_label=f"load ({load_unit})",
+            x_label=x_label,
             y_label="time per request (ms)",
             height=HEIGHT,
             x_range=FactorRange(range_padding=0.08),
@@ -59,12 +67,13 @@ def draw_breakdown(info: BreakdownInfo, *, load_unit: str = "requests in flight"
         line_color=None,
     )
     tips = [(COMPONENT_LABEL[name], f"@{name}{{0,0.000}} ms") for name in COMPONENTS]
-    add_hover(fig, bars, [("load", "@label"), *tips, ("together", "@total{0,0.000} ms")])
+    add_hover(fig, bars, [(x_label.partition(" (")[0], "@label"), *tips, ("together", "@total{0,0.000} ms")])
     chart = Chart(
         fig,
         {"breakdown": source},
         info.title,
         HEIGHT,
+        note=info.note,
         legend=tuple(LegendEntry(COMPONENT_LABEL[name], QUANTITY[name]) for name in COMPONENTS),
         parts={"empty": add_empty_text(fig, info.empty)},
     )

@@ -1,17 +1,21 @@
 """Views of a session's state in a notebook: ipywidgets forms and Bokeh charts.
 
 ``panel(server, "overview")`` gives the widget. What there is: ``PANELS``. ``before_after(point, point)`` compares two
-measured points.
+measured points, ``side_by_side(rounds)`` several ways to do a thing, ``steps(breakdown)`` the steps of a pipeline.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import NotFound
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from workbench.panels.base import ChartView, Panel
     from workbench.profiling import Point
     from workbench.session.server import Server
@@ -24,6 +28,8 @@ PANELS: dict[str, tuple[str, str]] = {
     "devices": ("workbench.panels.devices", "DevicesPanel"),
 }
 """Name → (module, class)."""
+
+_LATENCIES = ("p50_ms", "p99_ms")
 
 
 def panel(server: Server, name: str = "overview", **options: Any) -> Panel:
@@ -53,4 +59,30 @@ def before_after(before: Point, after: Point) -> ChartView:
     return ChartView(draw_before_after, before_after_info(point_row(before), point_row(after)))
 
 
-__all__ = ["PANELS", "before_after", "panel"]
+def side_by_side(rounds: pd.DataFrame, *, by: str, title: str, quantities: Sequence[str] = _LATENCIES) -> ChartView:
+    """Several ways to do a thing beside each other: for each the median of its rounds, and their range.
+
+    Args:
+        rounds: one row a measured round.
+        by: the column that says which way a round is of.
+        title: what is shown above the chart.
+        quantities: columns in milliseconds.
+    """
+    from workbench.charts.side_by_side import draw_side_by_side, side_by_side_info
+    from workbench.panels.base import ChartView
+
+    rows: Any = rounds.to_dict("records")
+    return ChartView(draw_side_by_side, side_by_side_info(rows, by, quantities, title=title))
+
+
+def steps(breakdown: pd.DataFrame, *, title: str = "Where the time of a request goes") -> ChartView:
+    """What ``server.breakdown(model)`` gave, as bars: queue and compute of each step."""
+    from workbench.charts.breakdown import draw_breakdown, steps_info
+    from workbench.panels.base import ChartView
+
+    shown = breakdown.iloc[:-1]
+    columns: Any = {str(step): row for step, row in shown.dropna(subset="queue_ms").iterrows()}
+    return ChartView(partial(draw_breakdown, x_label="step (of a request)"), steps_info(columns, title=title))
+
+
+__all__ = ["PANELS", "before_after", "panel", "side_by_side", "steps"]

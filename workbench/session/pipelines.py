@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from workbench.records import RecordColumns
 
 WIRE = ("requests", "received", "sent")
+PARTS = ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
 OWN = "(between them)"
 INSIDE = ("to_processes", "from_processes", "handed_on", "copied")
 
@@ -54,7 +55,7 @@ def breakdown_frame(columns: RecordColumns, model: str, steps: Iterable[str], si
     own = whole["total_ms"] - sum(row["calls"] * row["total_ms"] for row in rows if row["calls"])
     if rows and own >= 0:  # steps side by side take more time together than their request
         rows.append({"step": OWN, "calls": 1.0, "total_ms": own})
-    frame = pd.DataFrame([*rows, whole], columns=["step", "calls", "queue_ms", "compute_ms", "total_ms"])
+    frame = pd.DataFrame([*rows, whole], columns=["step", "calls", *PARTS, "total_ms"])
     frame["share"] = frame["calls"] * frame["total_ms"] / whole["total_ms"]
     return frame.set_index("step")
 
@@ -62,6 +63,7 @@ def breakdown_frame(columns: RecordColumns, model: str, steps: Iterable[str], si
 def _row(requests: Mapping[str, Any], name: str, mask: Any, parents: int) -> dict[str, Any]:
     """Means of some requests, in milliseconds; ``calls`` is how many there are for each request of the parent."""
     arrival, start = requests["arrival"][mask], requests["compute_start"][mask]
+    input_end, output_start = requests["compute_input_end"][mask], requests["compute_output_start"][mask]
     end, done = requests["compute_end"][mask], requests["end"][mask]
 
     def mean(values: Any) -> float:
@@ -71,6 +73,8 @@ def _row(requests: Mapping[str, Any], name: str, mask: Any, parents: int) -> dic
         "step": name,
         "calls": len(arrival) / parents if parents else 0.0,
         "queue_ms": mean(start - arrival),
-        "compute_ms": mean(end - start),
+        "compute_input_ms": mean(input_end - start),
+        "compute_infer_ms": mean(output_start - input_end),
+        "compute_output_ms": mean(end - output_start),
         "total_ms": mean(done - arrival),
     }

@@ -273,7 +273,8 @@ class Server(ABC):
 
         From the records: only requests that were made for this model count, whatever else its steps serve. Means in
         milliseconds, one row a step in the order of the steps: ``calls`` for each request of ``model``, ``queue_ms``,
-        ``compute_ms``, ``total_ms`` and the ``share`` of the whole; then what lies between the steps, then the whole.
+        ``compute_input_ms``, ``compute_infer_ms``, ``compute_output_ms``, ``total_ms`` (until the answer was on its
+        way) and the ``share`` of the whole; then what lies between the steps, then the whole.
 
         Args:
             model: whose requests.

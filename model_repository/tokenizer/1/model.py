@@ -1,6 +1,8 @@
 """Text to token ids, for Triton's Python backend.
 
-TEXT: string [rows, 1] -> input_ids, attention_mask: int64 [rows, tokens], padded to the longest row of the request.
+TEXT: string [rows, 1] -> input_ids, attention_mask: int64 [rows, tokens], padded to the longest row of the request,
+rounded up to a multiple of the parameter pad_to_multiple_of (1 where it is not given): models behind this one can put
+requests into one batch only where their lengths are equal.
 The texts of all requests of a call are tokenized together; padding is per request, so an answer never depends on which
 requests it shared a call with.
 """
@@ -21,7 +23,11 @@ class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         parameters = config.get("parameters", {})
-        max_length = int(parameters.get("max_length", {}).get("string_value", "256"))
+
+        def number(name, default):
+            return int(parameters.get(name, {}).get("string_value") or default)
+
+        max_length, self.multiple = number("max_length", 256), max(1, number("pad_to_multiple_of", 1))
         file = Path(args["model_repository"]) / args["model_version"] / "tokenizer.json"
         if not file.is_file():
             raise pb_utils.TritonModelException(f"{file} is missing; `workbench models build` makes it")
@@ -46,7 +52,7 @@ class TritonPythonModel:
         return [row.decode("utf-8", errors="replace") if isinstance(row, bytes) else str(row) for row in rows]
 
     def _response(self, ids):
-        length = max((len(row) for row in ids), default=0)
+        length = -(-max((len(row) for row in ids), default=0) // self.multiple) * self.multiple
         input_ids = np.full((len(ids), length), self.pad_id, dtype=np.int64)
         mask = np.zeros((len(ids), length), dtype=np.int64)
         for index, row in enumerate(ids):

@@ -1,0 +1,118 @@
+"""The same quantities of several ways to do a thing, beside each other: the median of the rounds and their range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bokeh.core.properties import value
+from bokeh.models import ColumnDataSource
+
+from workbench.charts.palette import QUANTITY
+from workbench.charts.style import (
+    FONT,
+    MUTED,
+    TEXT,
+    Chart,
+    Columns,
+    Frame,
+    LegendEntry,
+    add_empty_text,
+    add_hover,
+    make_figure,
+    models,
+)
+
+HEIGHT = 260
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One quantity of one way: the median of its rounds, the least and the greatest of them."""
+
+    way: str
+    quantity: str
+    middle: float
+    low: float
+    high: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySideInfo:
+    """Bars in the order of the ways, all in milliseconds."""
+
+    title: str
+    bars: tuple[Bar, ...]
+    note: str = ""
+
+
+def side_by_side_info(
+    rounds: Iterable[Mapping[str, Any]], by: str, quantities: Sequence[str], *, title: str
+) -> SideBySideInfo:
+    """From measured rounds, mappings that have the way under ``by`` and latencies under names like ``p50_ms``."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for each in rounds:
+        found.setdefault(str(each[by]), []).append(each)
+    bars = []
+    for way, own in found.items():
+        for name in quantities:
+            figures = np.array([float(each[name]) for each in own])
+            low, middle, high = np.percentile(figures, (0, 50, 100))
+            bars.append(Bar(way, name.removesuffix("_ms"), float(middle), float(low), float(high), len(own)))
+    note = f"bars: the median of the rounds; lines: their range (n = {bars[0].rounds})" if bars else ""
+    return SideBySideInfo(title, tuple(bars), note)
+
+
+def draw_side_by_side(info: SideBySideInfo) -> Chart:
+    """The figure with its sources ``bars`` and ``ranges``."""
+    factors = [(bar.way, bar.quantity) for bar in info.bars]
+    frame = Frame(
+        "way (percentile of latency)",
+        "latency (ms)",
+        HEIGHT,
+        x_range=models.FactorRange(*factors, range_padding=0.1, group_padding=0.6),
+    )
+    fig = make_figure(frame)
+    columns: Columns = {name: [] for name in ("at", "middle", "text", "colour", "quantity", "low", "high", "rounds")}
+    for bar in info.bars:
+        columns["at"].append((bar.way, bar.quantity))
+        columns["middle"].append(bar.middle)
+        columns["text"].append(f"{bar.middle:,.1f}" if bar.middle >= 10 else f"{bar.middle:,.2f}")
+        columns["colour"].append(QUANTITY.get(bar.quantity, QUANTITY["mean"]))
+        columns["quantity"].append(bar.quantity)
+        columns["low"].append(bar.low)
+        columns["high"].append(bar.high)
+        columns["rounds"].append(bar.rounds)
+    source = ColumnDataSource(columns)
+    bars = fig.vbar("at", top="middle", width=0.8, source=source, fill_color="colour", line_color=None)
+    ranges = ColumnDataSource(
+        {"xs": [[at, at] for at in factors], "ys": [[bar.low, bar.high] for bar in info.bars]},
+    )
+    fig.multi_line("xs", "ys", source=ranges, line_color=TEXT, line_width=1.5, line_dash="solid")
+    fig.add_layout(
+        models.LabelSet(
+            x="at", y="high", text="text", source=source, text_align="center", text_baseline="bottom", y_offset=3,
+            text_font=value(FONT), text_font_size="12px", text_color=TEXT,
+        )
+    )  # fmt: skip
+    fig.y_range.range_padding = 0.2
+    fig.y_range.start = 0
+    fig.xaxis.group_text_font_size = "12px"
+    fig.xaxis.group_text_color = MUTED
+    tips = [("", "@quantity"), ("median", "@middle{0,0.000} ms"), ("range", "@low{0,0.000} … @high{0,0.000} ms")]
+    add_hover(fig, [bars], [*tips, ("rounds", "@rounds")])
+    shown = list(dict.fromkeys(bar.quantity for bar in info.bars))
+    empty = add_empty_text(fig, "Nothing measured")
+    empty.visible = not info.bars
+    return Chart(
+        fig,
+        {"bars": source, "ranges": ranges},
+        info.title,
+        HEIGHT,
+        note=info.note,
+        legend=tuple(LegendEntry(name, QUANTITY.get(name, QUANTITY["mean"])) for name in shown),
+        parts={"empty": empty},
+    )
