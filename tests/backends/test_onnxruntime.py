@@ -294,6 +294,6 @@ def test_backends_by_name() -> None:
     assert create_backend("onnxruntime").name == "onnxruntime"
     with pytest.raises(InvalidRequest, match="unable to find backend library for backend 'nope'"):
         create_backend("nope")
-    with pytest.raises(InvalidRequest, match="escapes backend directory"):
+    with pytest.raises(InvalidRequest, match=r"unable to find backend library for backend '\.\./evil'"):
         create_backend("../evil")
     assert onnx_models.CONFIG

@@ -177,6 +177,9 @@ def gpus_of(case: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_load_says_what_triton_says(tmp_path: Path, make_engine: Any, case: str) -> None:
     name = write(case, tmp_path)
+    if case.endswith("runtime_escape"):  # Triton says so of a library that is there
+        (tmp_path / name / "dummy_runtime").mkdir()
+        (tmp_path / name / "dummy_runtime" / "libtriton_identity.so").write_bytes(b"")
     engine: InferenceEngine = make_engine(
         tmp_path, load_models=(), auto_complete=not is_strict(case), gpus=gpus_of(case)
     )

@@ -76,6 +76,9 @@ CONFIGS = {
     "other_library": 'backend: "scaler" runtime: "libtriton_other.so"',
     "nobodys_file": 'backend: "nobody" runtime: "model.py"',
     "pythons_file": 'backend: "python" runtime: "model.py"',
+    "escaping": 'backend: "scaler" runtime: "../other.so"',
+    "escaping_to_a_file": 'backend: "scaler" runtime: "../elsewhere/libtriton_other.so"',
+    "escaping_backend": 'backend: "../scaler"',
     "pinned": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "first" }',
     "unknown": 'backend: "python" instance_group { kind: KIND_CPU host_policy: "nobody" }',
     "named": 'backend: "python" instance_group { name: "group" kind: KIND_CPU }',
@@ -114,6 +117,9 @@ def _write(root: Path) -> tuple[Path, Path]:
         version = root / "models" / name / "1"
         version.mkdir(parents=True)
         (version.parent / "config.pbtxt").write_text(config + "\n")
+        if "elsewhere" in config:
+            (version.parent / "elsewhere").mkdir()
+            (version.parent / "elsewhere" / "libtriton_other.so").write_bytes(b"none")
         if '"python"' in config:
             (version / "model.py").write_text(SHARED)
             (version / "scaling.py").write_text(HELPER)

@@ -123,7 +123,8 @@ class ModelContext:
 class ResponseReport:
     """The times of one response, for ``response_stats``: ``number`` counts the responses of a request from 0.
 
-    Stamps are nanoseconds of the host's clock; ``output_start`` is 0 for a response that was left out.
+    Stamps are nanoseconds of the host's clock; ``output_start`` is 0 for a response that was left out. With
+    ``cancelled`` the request was given up at this response.
     """
 
     number: int
@@ -131,6 +132,7 @@ class ResponseReport:
     output_start: int
     end: int
     failed: bool = False
+    cancelled: bool = False
 
 
 def _nowhere(report: ResponseReport) -> None:

@@ -2,8 +2,9 @@
 
 ``repeat`` sends IN[i] as OUT and i as IDX after DELAY[i] milliseconds, and keeps its instance for WAIT milliseconds.
 ``square`` answers IN = n with n responses of n, and reports the times of each. Its parameters:
-``CUSTOM_INFER_DELAY_NS``, ``CUSTOM_OUTPUT_DELAY_NS``, ``CUSTOM_FAIL_COUNT``, ``CUSTOM_EMPTY_COUNT``. Source of the
-behaviour: repeat_backend, square_backend.
+``CUSTOM_INFER_DELAY_NS``, ``CUSTOM_OUTPUT_DELAY_NS``, ``CUSTOM_CANCEL_DELAY_NS``, ``CUSTOM_FAIL_COUNT``,
+``CUSTOM_EMPTY_COUNT``. Source of the behaviour: repeat_backend, square_backend; other than there, ``repeat`` stops when
+its request is cancelled.
 """
 
 from __future__ import annotations
@@ -148,12 +149,15 @@ class SquareInstance(_Answering):
 
     def __init__(self, context: ModelContext, spec: InstanceSpec) -> None:
         super().__init__(context, spec)
-        names = ("CUSTOM_INFER_DELAY_NS", "CUSTOM_OUTPUT_DELAY_NS", "CUSTOM_FAIL_COUNT", "CUSTOM_EMPTY_COUNT")
-        # what is no number is ignored, as in Triton
-        texts = [self.config.parameters[name].string_value if name in self.config.parameters else "" for name in names]
-        self._infer_ns, self._output_ns, self._fails, self._empties = (
-            int(text) if text.isdecimal() else 0 for text in texts
+        names = ("INFER_DELAY_NS", "OUTPUT_DELAY_NS", "CANCEL_DELAY_NS", "FAIL_COUNT", "EMPTY_COUNT")
+        self._infer_ns, self._output_ns, self._cancel_ns, self._fails, self._empties = (
+            self._number(f"CUSTOM_{name}") for name in names
         )
+
+    def _number(self, name: str) -> int:
+        """A parameter; what is no number is ignored, as in Triton."""
+        text = self.config.parameters[name].string_value if name in self.config.parameters else ""
+        return int(text) if text.isdecimal() else 0
 
     def answer(self, request: InferenceRequest, stream: Stream) -> None:
         """First those that succeed, then those that fail, then those that are left out."""
@@ -163,9 +167,11 @@ class SquareInstance(_Answering):
         shape = (1,) * len(given.shape)
         for number in range(count):
             start, output_start = self.clock(), 0
-            self.sleep(self._infer_ns / 1e6)
             if stream.is_cancelled():
+                self.sleep(self._cancel_ns / 1e6)
+                stream.report(ResponseReport(number, start, 0, self.clock(), cancelled=True))
                 return
+            self.sleep(self._infer_ns / 1e6)
             failed = False
             if number + self._empties < count:
                 output_start = self.clock()

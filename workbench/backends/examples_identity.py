@@ -1,12 +1,17 @@
 """Triton's ``identity``: OUTPUT<n> is INPUT<n>.
 
 Parameters: ``execute_delay_ms``, ``instance_wise_delay_multiplier`` (the delay of instance n is n times as often),
-``creation_delay_sec``. Source of the behaviour: identity_backend.
+``creation_delay_sec`` (a load takes so long). Source of the behaviour: identity_backend.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workbench.backends.base import Execution, InstanceSpec, LoadedModel, ModelContext
 from workbench.backends.examples_base import (
@@ -17,8 +22,10 @@ from workbench.backends.examples_base import (
     require,
     response_to,
     shape_text,
+    tensors_of,
     type_name,
 )
+from workbench.protocol.datatypes import DATATYPES
 from workbench.protocol.tensors import Tensor
 
 
@@ -29,19 +36,32 @@ class IdentityInstance(ExampleInstance):
         super().__init__(context, spec)
         multiplier = int_parameter(self.config, "instance_wise_delay_multiplier")
         self._delay_ms = int_parameter(self.config, "execute_delay_ms") * max(1, multiplier * spec.index)
-        self.sleep(1000 * int_parameter(self.config, "creation_delay_sec"))
+        self._inputs = {item.name: item for item in self.config.input}
+        self._outputs = [item.name for item in self.config.output]
 
     def run(self, execution: Execution) -> None:
         """Gives the inputs back under the outputs' names, without a copy."""
         self.sleep(self._delay_ms)
         execution.output_start = self.clock()
         for index, request in enumerate(execution.requests):
-            outputs = [
-                Tensor("OUTPUT" + each.name.removeprefix("INPUT"), each.datatype, each.shape, each.data)
-                for each in request.inputs
-                if each.name.startswith("INPUT")
-            ]
+            given = tensors_of(request)
+            wanted = [output.name for output in request.outputs] or self._outputs
+            outputs = [self._output(name, given) for name in wanted]
             execution.respond(index, response_to(request, outputs))
+
+    def _output(self, name: str, given: Mapping[str, Tensor]) -> Tensor:
+        """The input of an output; zeros where that is optional and has been left out."""
+        source = "INPUT" + name.removeprefix("OUTPUT")
+        tensor = given.get(source)
+        if tensor is not None:
+            return Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+        item = self._inputs[source]
+        dims = item.reshape.shape if item.HasField("reshape") else item.dims
+        rows = [next(iter(given.values())).shape[0]] if self.config.max_batch_size and given else []
+        shape = (*rows, *(1 if dim == -1 else dim for dim in dims))
+        row = next(row for row in DATATYPES if row.config == type_name(item))
+        data: NDArray[Any] = np.zeros(shape, row.numpy) if row.itemsize else np.full(shape, b"", np.object_)
+        return Tensor(name, row.wire, shape, data)
 
 
 class IdentityBackend(ExampleBackend):
@@ -57,6 +77,7 @@ class IdentityBackend(ExampleBackend):
             InvalidRequest: see ``check``.
         """
         self.check(context.config)
+        threading.Event().wait(int_parameter(context.config, "creation_delay_sec"))
         model = ExampleModel(context, self.instance)
         model.reads_max_batch_size = False
         return model

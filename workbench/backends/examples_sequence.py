@@ -8,6 +8,7 @@ response an execution, and gives its request back until 0 is reached. Parameter:
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from workbench.backends.examples_base import (
     type_name,
     wrap,
 )
-from workbench.errors import Unsupported
+from workbench.errors import InvalidRequest, Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, Tensor
 
 
@@ -47,10 +48,15 @@ class SequenceInstance(ExampleInstance):
         self.sleep(self._delay_ms)
         for index, request in enumerate(execution.requests):
             inputs = tensors_of(request)
-            outputs = []
-            if _flag(inputs, "READY"):
-                outputs.append(filled("OUTPUT", inputs["INPUT"], self.step(index, inputs)))
-            execution.respond(index, response_to(request, outputs))
+            response = response_to(request, [])
+            try:
+                outputs = []
+                if _flag(inputs, "READY"):
+                    outputs.append(filled("OUTPUT", inputs["INPUT"], self.step(index, inputs)))
+                response = response_to(request, outputs)
+            except WorkbenchError as error:
+                response.error = error
+            execution.respond(index, response)
 
     def step(self, index: int, inputs: dict[str, Tensor]) -> int:
         """Adds the input to the sum of its row."""
@@ -68,19 +74,27 @@ class DynaSequenceInstance(SequenceInstance):
 
     def step(self, index: int, inputs: dict[str, Tensor]) -> int:
         """Adds the input to the sum of its sequence; END adds the correlation id."""
-        given = inputs["CORRID"].data.ravel()[0]
-        key = given if isinstance(given, bytes) else int(given)
+        key = _number(inputs["CORRID"].data.ravel()[0])
         total = self.add(key, inputs)
         if _flag(inputs, "END"):
             del self._sums[key]
-            number = key if isinstance(key, int) else int(key) if key.isdigit() else 0
-            total = wrap(total + number)
+            total = wrap(total + key)
         return total
+
+
+def _number(corrid: Any) -> int:
+    """A correlation id as a number; of a text, what it begins with."""
+    if not isinstance(corrid, bytes):
+        return int(corrid)
+    found = re.match(rb"\s*[+-]?\d+", corrid)
+    if found is None:
+        raise InvalidRequest("dyna sequence backend expects correlation ID to be decodable into an integer")
+    return int(found[0])
 
 
 def _check_io(config: Any) -> None:
     """One INT32 vector INPUT and an OUTPUT like it."""
-    require(len(config.input) == 1, "model must have one input 'INPUT' with vector shape, any length")
+    require(len(config.input) == 1, "model must have input 'INPUT' with vector shape, any length")
     source = config.input[0]
     require(len(source.dims) == 1, "model must have one input 'INPUT' with vector shape, any length")
     require(type_name(source) == "TYPE_INT32", "model input must have TYPE_INT32 data-type")

@@ -28,8 +28,6 @@ def create_backend(name: str) -> Backend:
     """
     place = BACKENDS.get(name)
     if place is None:
-        if "/" in name or ".." in name:
-            raise InvalidRequest(f"backend library name 'libtriton_{name}.so' escapes backend directory")
         raise InvalidRequest(
             f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration.",
             hint=f"backends here: {', '.join(sorted(BACKENDS))}, and Python-based ones in --backend-directory; "

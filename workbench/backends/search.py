@@ -37,7 +37,7 @@ def find_backend(name: str, runtime: str, model: str, model_dir: Path, version: 
         InvalidRequest: there is none (Triton's texts); the hint says what this workbench can run.
     """
     if "/" in name or ".." in name:
-        return create_backend(name)
+        return _built_in(name, directory, None)
     places = (model_dir / str(version), model_dir, directory / name)
     shared = directory / name / PYTHON_RUNTIME
     library = f"libtriton_{name}.so"
@@ -53,21 +53,18 @@ def find_backend(name: str, runtime: str, model: str, model_dir: Path, version: 
                 directory,
             )
         return _built_in(name, directory, found)
-    _check_runtime(runtime, name, model, directory)
+    place = next((place for place in places if (place / runtime).exists()), None)
+    if place is not None and place.resolve() not in (place / runtime).resolve().parents:
+        raise InvalidRequest(
+            f"backend library name '{runtime}' escapes backend directory '{place}', for model '{model}', "
+            "check model config runtime field"
+        )
     if runtime == library and name in BACKENDS:
         return create_backend(name)
     searched = "".join(f"'{place}' " for place in places)
     raise _refuse(
         f"unable to find backend library '{runtime}' for model '{model}', searched: {searched}", name, directory
     )
-
-
-def _check_runtime(runtime: str, name: str, model: str, directory: Path) -> None:
-    if "/" in runtime or ".." in runtime:
-        raise InvalidRequest(
-            f"backend library name '{runtime}' escapes backend directory '{directory / name}', for model '{model}', "
-            "check model config runtime field"
-        )
 
 
 def _library(places: tuple[Path, ...], library: str) -> Path | None:

@@ -14,11 +14,14 @@ class ResponseStatistics:
         self._rows: dict[int, dict[str, list[int]]] = {}
 
     def add(self, report: ResponseReport) -> None:
-        """Counts one response: as failed, as left out, or as a success."""
+        """Counts one response: as cancelled, as failed, as left out, or as a success."""
         row = self._rows.get(report.number)
         if row is None:
             row = self._rows[report.number] = {kind: [0, 0] for kind in _KINDS}
         total = report.end - report.start
+        if report.cancelled:
+            _count(row["cancel"], total)
+            return
         output = report.end - report.output_start if report.output_start else 0
         _count(row["compute_infer"], total - output)
         if output or (report.output_start and not report.failed):
