@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from workbench.config.convert import from_json, to_text
 from workbench.config.findings import Finding, Fix, Report
+from workbench.config.lint_slips import explain_slip
 from workbench.config.path import Edit
 from workbench.config.placeholders import BARE, COMMENTED, string_placeholders
 from workbench.config.schema import EnumType, types
@@ -57,7 +58,7 @@ class _Explainer:
     faults: list[SyntaxFault]
 
     def run(self) -> None:
-        whole = self._bom() or self._smart_quotes() or self._cpp_comments() or self._yaml()
+        whole = self._bom() or self._smart_quotes() or self._cpp_comments() or self._json() or self._yaml()
         for fault in self.faults:
             self._explain(fault, whole)
         if whole is None:
@@ -85,12 +86,12 @@ class _Explainer:
             rule, more, fix = whole
             self._add(fault, rule, more, fix)
             return
-        for attempt in (self._placeholder, self._field, self._enum, self._second_key, self._value):
+        for attempt in (self._placeholder, self._field, self._enum, self._second_key, self._schedulers):
             found = attempt(fault)
             if found is not None:
                 self._add(fault, *found)
                 return
-        self._add(fault, "parse-error", "", None)
+        self._add(fault, *(explain_slip(self.data, fault) or ("parse-error", "", None)))
 
     # the whole file
 
@@ -131,6 +132,16 @@ class _Explainer:
         if not changes:
             return None
         return "cpp-comment", "(a comment begins with #)", Fix("Turn // into #", (), tuple(changes))
+
+    def _json(self) -> tuple[str, str, Fix] | None:
+        if not self.data.lstrip().startswith(b"{"):
+            return None
+        try:
+            mended = to_text(from_json(self.data.decode())).encode()
+        except (ConfigError, ValueError):
+            return None
+        fix = Fix("Write it as config.pbtxt", (), ((0, len(self.data), mended),))
+        return "json-style", "(the file is JSON, as the load API takes it)", fix
 
     def _yaml(self) -> tuple[str, str, Fix] | None:
         if not re.search(rb"(?m)^[ \t]*- +[A-Za-z_]+:", self.data):
@@ -221,6 +232,11 @@ class _Explainer:
         fix = Fix(f"Write one {block.name} for each key", (), ((begin, fault.start, text.encode()),))
         return "two-keys", f"(one {block.name} holds one key)", fix
 
+    def _schedulers(self, fault: SyntaxFault) -> tuple[str, str, Fix | None] | None:
+        if "another member of oneof" not in fault.message:
+            return None
+        return "two-schedulers", "Remove one of them.", self._scheduler_of_an_ensemble()
+
     def _scheduler_of_an_ensemble(self) -> Fix | None:
         """An ensemble cannot have a batcher: there is no doubt which of the two schedulers goes."""
         if self._scheduler_written("ensemble_scheduling") is None:
@@ -248,26 +264,6 @@ class _Explainer:
             return "unknown-enum", "", None
         fix = Fix(f"Write {best}", (), ((fault.start, fault.end, best.encode()),))
         return "unknown-enum", f"Did you mean {best}?", fix if self._text(fault) == value else None
-
-    def _value(self, fault: SyntaxFault) -> tuple[str, str, Fix | None] | None:
-        text = self._text(fault)
-        if fault.message.startswith("Expected string, got: ") and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-            word = re.compile(rb"[A-Za-z0-9_./-]*").match(self.data, fault.start)
-            assert word is not None
-            fix = Fix("Put it in quotes", (), ((fault.start, word.end(), b'"' + word.group() + b'"'),))
-            return "unquoted-string", "(a string stands in quotes)", fix
-        if fault.message.endswith("got: ]") and text == "]":
-            comma = self.data.rfind(b",", 0, fault.start)
-            if comma >= 0 and not self.data[comma + 1 : fault.start].strip():
-                return "trailing-comma", "(no comma before the end)", Fix("Remove it", (), ((comma, comma + 1, b""),))
-        if fault.message.startswith("Expected integer, got: "):
-            number = re.fullmatch(r"[\"']?(-?[0-9]+)(?:\.0*)?[\"']?", text)
-            if number is not None:
-                fix = Fix(f"Write {number.group(1)}", (), ((fault.start, fault.end, number.group(1).encode()),))
-                return "number-form", "(a whole number is expected)", fix
-        if "another member of oneof" in fault.message:
-            return "two-schedulers", "Remove one of them.", self._scheduler_of_an_ensemble()
-        return None
 
 
 def _is_certain(message: str) -> bool:

@@ -25,6 +25,12 @@ _SYNTAX = {
         "The file looks like YAML. config.pbtxt is protobuf text: strings in quotes, lists as [ { ... } ].",
         "writes simple YAML as config.pbtxt",
     ),
+    "json-style": Rule(
+        "error",
+        "The file is the JSON form of a configuration, as the load API takes it. A file has protobuf text: field names "
+        "without quotes, no braces around the whole.",
+        "writes it as config.pbtxt",
+    ),
     "template-placeholder": Rule("error", "A template was not filled in: a value must stand where the placeholder is."),
     "unquoted-string": Rule("error", "A string value must stand in quotes.", "puts it in quotes"),
     "trailing-comma": Rule("error", "A list must not end with a comma.", "removes the comma"),
@@ -49,6 +55,24 @@ _SYNTAX = {
         "A map entry (input_map, parameters, ...) holds one key and one value: write one entry for each key.",
         "writes one entry for each key",
     ),
+    "missing-separator": Rule(
+        "error",
+        "A colon stands between a field's name and its value, a comma between the items of a list.",
+        "writes the colon or the comma",
+    ),
+    "list-form": Rule("error", "A list stands in brackets: dims: [ 3, 224, 224 ].", "puts it in brackets"),
+    "quoted-value": Rule(
+        "error",
+        "Names of fields and enums, true and false stand without quotes; only strings have them.",
+        "takes the quotes away, or writes true or false",
+    ),
+    "message-form": Rule(
+        "error",
+        'The field holds other fields, in braces: value { string_value: "..." }, latest { num_versions: 2 }.',
+        "writes the braces, where it is clear what stands in them",
+    ),
+    "unbalanced": Rule("error", "A brace or bracket is not closed, or one closes nothing."),
+    "duplicate-field": Rule("error", "The field is written twice in one message, and can have one value only."),
     "two-schedulers": Rule(
         "error",
         "dynamic_batching, sequence_batching and ensemble_scheduling exclude each other. An ensemble has no batcher of "
