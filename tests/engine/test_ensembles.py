@@ -238,6 +238,13 @@ def test_a_decoupled_step_makes_the_ensemble_decoupled(tmp_path: Path, make_engi
     # "one" streams too, but is not decoupled: only its first response counts
     assert [len(each.outputs) for each in asked.responses][:5] == [1] * 5
     assert asked.error is None
+    assert engine.model_config("chain").model_transaction_policy.decoupled, "front ends ask the configuration"
+    add_ensemble(tmp_path, "above", [step("chain", "X", "Y", names=("X", "Y"))])
+    add_ensemble(tmp_path, "plain", [step("one", "X", "Y")], extra="}\nmodel_transaction_policy { decoupled: true ")
+    engine.load("above")
+    engine.load("plain")
+    assert engine.model_config("above").model_transaction_policy.decoupled
+    assert not engine.model_config("plain").model_transaction_policy.decoupled, "only its steps decide"
 
 
 @pytest.mark.rule("5.7a", "5.7b")

@@ -487,7 +487,18 @@ def test_decoupled_models_are_refused(tmp_path: Path, start: Any, http: Http) ->
         'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
         'output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
     )
+    ensemble = tmp_path / "chain" / "1"
+    ensemble.mkdir(parents=True)
+    (ensemble.parent / "config.pbtxt").write_text(
+        'platform: "ensemble"\n'
+        'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
+        'output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]\n'
+        'ensemble_scheduling { step { model_name: "stream" model_version: -1 '
+        'input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }\n'
+    )
     with start(tmp_path) as server:
+        answer = http(server, "POST", "/v2/models/chain/infer", echo(shape=[4]))
+        assert answer.status == 501, "an ensemble with a decoupled step is decoupled"
         answer = http(server, "POST", "/v2/models/stream/infer", echo(shape=[4]))
         assert (answer.status, answer.json["error"]) == (
             501,

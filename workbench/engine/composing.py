@@ -161,6 +161,8 @@ class Composing:
         graph = self.plan(entry, polled)
         config = type(polled.config)()
         config.CopyFrom(polled.config)
+        config.model_transaction_policy.SetInParent()
+        config.model_transaction_policy.decoupled = graph.decoupled  # whatever it says itself (ensemble_utils.cc)
         return EnsembleVersion(self._core, entry.name, number, config, graph=graph, lookup=self._lifecycle.lookup)
 
     # ---- after a change
