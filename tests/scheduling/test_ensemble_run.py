@@ -305,6 +305,15 @@ def test_5_6_a_steps_error_ends_the_ensemble_with_its_name_after_the_steps_under
     assert executor.open_runs == 0
 
 
+@pytest.mark.rule("5.6a")
+def test_5_6_a_step_whose_inputs_come_after_the_error_does_not_start() -> None:
+    plan = make_plan(make_step(0, "X", "a"), make_step(1, "X", "b"), make_step(2, "b", "c"), make_step(3, "a c", "Y"))
+    executor = EnsembleExecutor(plan)
+    tokens = started(executor.begin("r", request()))
+    assert executor.fail(tokens[0], "boom", Code.INTERNAL) == []
+    assert isinstance(only(executor.respond(tokens[1], out(b="B"), final=True)), Fail)
+
+
 def test_5_6_the_first_error_is_the_one_that_is_told() -> None:
     plan = make_plan(make_step(0, "X", "a"), make_step(1, "X", "b"), make_step(2, "a b", "Y"))
     executor = EnsembleExecutor(plan)
