@@ -234,7 +234,8 @@ Instance = ThreadInstance | LoopInstance
 class LoadedModel(Protocol):
     """An opened model version.
 
-    One that has ``counts_failed_batches = True`` has batches counted as executed although every request of them failed
+    One that has ``checks_batch_size = False`` takes warm-up of more requests than max_batch_size; the others refuse it,
+    as Triton's do. One that has ``counts_failed_batches = True`` has batches counted although all their requests failed
     (as Triton's Python backend does). One that has processes, or hands tensors on, counts the bytes in ``traffic``, a
     ``Traffic``.
     """

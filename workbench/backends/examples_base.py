@@ -108,6 +108,7 @@ class ExampleModel:
     """A model whose configuration has been checked."""
 
     reads_max_batch_size = True
+    checks_batch_size = False
 
     def __init__(self, context: ModelContext, make: Callable[[ModelContext, InstanceSpec], Instance]) -> None:
         self._context = context

@@ -53,7 +53,10 @@ def validate(
     for problem in problems(message, gpus=gpus, io=io, min_compute_capability=min_compute_capability):
         if problem.path == "runtime":  # a server says so where it looks for the library, and knows which there are
             continue
-        raise ValidationError(problem, where=where)
+        error = ValidationError(problem, where=where)
+        if "must be <= max batch size" in problem.message and not message.max_batch_size:
+            error.hint = "max_batch_size is 0 or not set: set it to the largest batch that the model takes"
+        raise error
 
 
 def problems(

@@ -11,7 +11,7 @@ from workbench.backends.base import Instance, InstanceSpec
 from workbench.engine.execution import InstanceSlot
 from workbench.engine.model import ModelVersion
 from workbench.engine.warmup import WarmupSample, build_samples
-from workbench.errors import ConfigError, InternalError, WorkbenchError
+from workbench.errors import ConfigError, InvalidRequest, WorkbenchError
 from workbench.protocol.tensors import InferenceResponse
 
 MAX_INSTANCES = 1024
@@ -93,8 +93,11 @@ def _create(model: ModelVersion, spec: InstanceSpec) -> Instance:
 
 async def _run_sample(model: ModelVersion, slot: InstanceSlot, sample: WarmupSample) -> None:
     done: asyncio.Future[None] = model.core.loop.create_future()
-    left = len(sample.requests)
+    left, limit = len(sample.requests), model.config.max_batch_size
     errors: list[str] = []
+    if left > max(1, limit) and getattr(model.loaded, "checks_batch_size", True):
+        errors = [f"batch size {left} for '{slot.spec.name}', max allowed is {limit}"] * left
+        raise _failed(sample, slot, errors)
 
     def on_response(response: InferenceResponse) -> None:
         nonlocal left
@@ -110,8 +113,12 @@ async def _run_sample(model: ModelVersion, slot: InstanceSlot, sample: WarmupSam
     model.warm_up(slot, sample.requests, on_response)
     await done
     if errors:
-        texts = "".join(f"{error}; " for error in errors)
-        raise InternalError(f"failed to run warmup sample '{sample.name}': {texts}", where=slot.spec.name)
+        raise _failed(sample, slot, errors)
+
+
+def _failed(sample: WarmupSample, slot: InstanceSlot, errors: Sequence[str]) -> InvalidRequest:
+    texts = "".join(f"{error}; " for error in errors)
+    return InvalidRequest(f"failed to run warmup sample '{sample.name}': {texts}", where=slot.spec.name)
 
 
 def plan_update(

@@ -115,13 +115,10 @@ class Lifecycle:
             self._forget_if_empty(entry)
             if isinstance(error, InvalidRequest) and error.message.startswith("Invalid file parameter"):
                 raise
-            self.core.events.append(
-                "log", name, f"failed to load '{name}': {error.message}", level="error", where=error.where
-            )
+            why = f"{error.message} ({error.hint})" if error.hint else error.message
+            self.core.events.append("log", name, f"failed to load '{name}': {why}", level="error", where=error.where)
             raise InternalError(
-                f"failed to load '{name}', failed to poll from model repository",
-                where=error.where,
-                hint=error.message if not error.hint else f"{error.message} ({error.hint})",
+                f"failed to load '{name}', failed to poll from model repository", where=error.where, hint=why
             ) from error
         entry.poll_error, entry.versionless = "", False
         if config is None and not again and self._unmodified(entry, polled):

@@ -94,8 +94,7 @@ class RequestValidator:
         inputs = request.inputs
         if request.outputs:
             self._check_outputs(request)
-        if len(inputs) > len(self._inputs) or len(inputs) < self._required:
-            raise self._wrong_number(request)
+        self.check_count(request)
         rows = self._batch_size(request)
         if rows > self._max:
             raise InvalidRequest(
@@ -127,6 +126,15 @@ class RequestValidator:
             key = [shapes[name][start:] for name in self._order if name in shapes and specs[name].checks_shape]
         names = frozenset(tensor.name for tensor in inputs) if self._any_optional else None
         return Checked(rows or 1, tuple(key) if key else None, names, inputs)
+
+    def check_count(self, request: InferenceRequest) -> None:
+        """Whether all required inputs are there, and no more than there are.
+
+        Raises:
+            InvalidRequest: with Triton's text.
+        """
+        if not self._required <= len(request.inputs) <= len(self._inputs):
+            raise self._wrong_number(request)
 
     def _check_outputs(self, request: InferenceRequest) -> None:
         seen = set()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.engine.validation import config_type, id_prefix
+from workbench.engine.validation import RequestValidator, config_type, id_prefix
 from workbench.errors import ConfigError, InternalError, InvalidRequest
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, Tensor
@@ -61,14 +61,19 @@ def build_samples(config: Any, model_dir: Path, *, seed: int = 0) -> list[Warmup
     """The warm-up requests of a configuration; each is of batch 1. A setting with ``batch_size`` 0 is skipped.
 
     Raises:
-        InvalidRequest: a size is variable, no kind of data is chosen, a file is missing or too short.
+        InvalidRequest: a size is variable, no kind of data is chosen, a file is missing or too short, an input of the
+            model has no sample.
     """
+    validator = RequestValidator(config)
     rng = np.random.default_rng(seed)
     samples = []
     for setting in config.model_warmup:
         if setting.batch_size == 0:
             continue
         inputs = [_tensor(config, name, setting.inputs[name], model_dir, rng) for name in sorted(setting.inputs)]
+        # what is no input of the model is given beside them, as control inputs are (infer_request.cc, override inputs)
+        own = [tensor for tensor in inputs if any(each.name == tensor.name for each in config.input)]
+        validator.check_count(InferenceRequest(config.name, own))
         requests = [
             InferenceRequest(config.name, [Tensor(t.name, t.datatype, t.shape, t.data) for t in inputs])
             for _ in range(setting.batch_size)
