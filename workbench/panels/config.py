@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
@@ -42,6 +43,7 @@ class ConfigPanel(Panel):
         self._view: ConfigView | None = None
         self._applied = ConfigDocument.parse(b"")
         self._draft = check("", "")
+        self._cores = os.cpu_count() if server.repository_paths else None  # known only of this machine
         self._model = W.Dropdown(options=names, value=model, description="model")
         self._model.layout.width = "260px"
         self._model.style.description_width = "48px"
@@ -153,7 +155,7 @@ class ConfigPanel(Panel):
             self._text_box.value = text
         finally:
             self._writing = False
-        self._draft = check(text, self.model)
+        self._draft = check(text, self.model, self._cores)
 
     # ------------------------------------------------------------ editing
 
@@ -161,7 +163,7 @@ class ConfigPanel(Panel):
         if self._writing:
             return
         with self._lock:
-            self._draft = check(text, self.model)
+            self._draft = check(text, self.model, self._cores)
             self._redraw_draft()
 
     def _form_edited(self, edits: list[Edit]) -> None:

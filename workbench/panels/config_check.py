@@ -19,6 +19,7 @@ class Draft:
     model: str
     document: ConfigDocument | None
     findings: tuple[Finding, ...]
+    context: LintContext
 
     @property
     def ok(self) -> bool:
@@ -32,7 +33,7 @@ class Draft:
 
     def fixed(self) -> str:
         """The text with every fix made that the linter knows."""
-        data, _ = fix_all(self.text.encode("utf-8"), context=LintContext(directory_name=self.model or None))
+        data, _ = fix_all(self.text.encode("utf-8"), context=self.context)
         return data.decode("utf-8", "replace")
 
     def edits_from(self, applied: ConfigDocument) -> list[Edit]:
@@ -40,17 +41,18 @@ class Draft:
         return [] if self.document is None else edits_between(applied.message, self.document.message)
 
 
-def check(text: str, model: str) -> Draft:
-    """Parses, validates with Triton's rules, and lints. Never raises."""
+def check(text: str, model: str, cores: int | None = None) -> Draft:
+    """Parses, validates with Triton's rules, and lints. Never raises. ``cores`` are those of the server's machine."""
     data = text.encode("utf-8")
-    findings = tuple(lint_config(data, directory_name=model or None, path="config.pbtxt"))
+    context = LintContext(directory_name=model or None, cores=cores)
+    findings = tuple(lint_config(data, path="config.pbtxt", context=context))
     try:
         document = ConfigDocument.parse(data, "config.pbtxt")
     except ConfigError as error:
         if not any(finding.severity == "error" for finding in findings):
             findings = (Finding("syntax", "error", error.line, error.column, error.message), *findings)
-        return Draft(text, model, None, findings)
-    return Draft(text, model, document, findings)
+        return Draft(text, model, None, findings, context)
+    return Draft(text, model, document, findings, context)
 
 
 def findings_html(draft: Draft, limit: int = 4) -> str:
