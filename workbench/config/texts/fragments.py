@@ -31,21 +31,24 @@ _ABOUT_TENSORS = re.compile(r"ensemble (?:tensor|input|output)|is not written|ou
 
 def check_config(passage: Passage, notes: Notes, context: LintContext) -> Message | None:
     """A passage that is a config.pbtxt or a part of one: the message that it stands for, None where it has none."""
-    names = top_fields(passage.text)
+    written = top_names(passage.text)
+    names = written & set(types()["inference.ModelConfig"].fields)
+    if written and not names and any(written <= set(kind.fields) for kind in types().values()):
+        return None  # the inside of a message, shown without its name
     whole = "input" in names and "output" in names and bool({"platform", "backend"} & names)
     header = "" if whole else _header(names, passage.text)
     shown = re.sub(r"\.\.\.|…", lambda match: " " * len(match.group()), passage.text)  # left out, says the author
     data = (header + shown).encode("utf-8", "surrogateescape")
     found = lint_config(data, context=context)
     for finding in found:
-        if whole or not _is_of_the_rest(finding, names):
+        if not _is_of_the_rest(finding, names, whole=whole):
             _add(finding, finding.fix, data, len(header.encode()), passage, notes)
     try:
         message = ConfigDocument.parse(data).message
     except ConfigError:
         mended = apply_fixes(data, found)
         for finding in lint_config(mended, context=context):
-            if (whole or not _is_of_the_rest(finding, names)) and finding.severity != "hint":
+            if not _is_of_the_rest(finding, names, whole=whole) and finding.severity != "hint":
                 _add_behind(finding, data, mended, header, passage, notes)
         return None
     _instances(message, passage, notes)
@@ -53,7 +56,7 @@ def check_config(passage: Passage, notes: Notes, context: LintContext) -> Messag
     return message
 
 
-def top_fields(text: str) -> set[str]:
+def top_names(text: str) -> set[str]:
     """The names of the fields at the top of protobuf text, known or not."""
     data = text.encode("utf-8", "surrogateescape")
     tokens = Tokenizer(data, Positions(data))
@@ -66,7 +69,7 @@ def top_fields(text: str) -> set[str]:
             depth -= 1
         elif token.kind == "identifier" and depth == 0:
             out.add(token.text.decode())
-    return out & set(types()["inference.ModelConfig"].fields)
+    return out
 
 
 def _header(names: set[str], text: str) -> str:
@@ -82,7 +85,12 @@ def _header(names: set[str], text: str) -> str:
     return header
 
 
-def _is_of_the_rest(finding: Finding, names: set[str]) -> bool:
+def _is_of_the_rest(finding: Finding, names: set[str], *, whole: bool) -> bool:
+    """Whether a finding is about what the text leaves out."""
+    if finding.rule == "template-placeholder":
+        return True  # the reader of a text is meant to fill it in
+    if whole:
+        return False
     if finding.rule in _INCOMPLETE:
         return True
     if finding.rule in ("batch-axis-twice", "batch-axis-in-dims") and "max_batch_size" not in names:

@@ -57,6 +57,24 @@ _MESSAGE = re.compile(r"^[A-Z]\w*\s*\{\s*$")
 _YAML = re.compile(r"(?m)^\s*(?:-\s+)?(?:apiVersion|services|containers|image|kind|groups|alert|expr)\s*:")
 
 
+_BEGINNING = re.compile(
+    r"\s*(?:[#@{\[(\"']|(?:import|from|class|def|async|with|for|if|try|while|return|raise|assert|await|FROM)\b"
+    r"|nv_[a-z]|-\s+\w+:|[\w./~<>{}-]+/?\s*$|[A-Za-z_][\w.\[\]\"']*\s*(?:[-+*/|&]?=|[({\[:,]|$))"
+)
+
+
+def may_begin(line: str) -> bool:
+    """Whether a block of any kind could begin with a line: cheap, so that prose and data cost nothing more."""
+    return bool(_BEGINNING.match(line) or TREE.search(line) or COMMAND.match(line))
+
+
+def may_be_open(line: str) -> bool:
+    """Whether a block that is understood only as a whole could begin with a line: a comment, a message, JSON."""
+    match = _PBTXT_START.match(line.strip())
+    field = match is not None and match.group(1) in types()["inference.ModelConfig"].fields
+    return field or bool(_MESSAGE.match(line)) or line.lstrip().startswith(("#", "{", "[", "//"))
+
+
 def kind_of_fence(word: str, text: str) -> Kind:
     """What a fenced block is."""
     word = word.lower()
@@ -70,6 +88,8 @@ def kind_of_fence(word: str, text: str) -> Kind:
     if word in ("proto", "protobuf") and re.search(r"(?m)^\s*(?:message|syntax|service|enum)\b", text):
         return "other"  # a schema, not a configuration
     named = _FENCES.get(word)
+    if named == "config" and not begins_config(text):
+        return "other"  # an item of a list, a diff
     if named is not None:
         return named
     return found or "other"
@@ -121,8 +141,8 @@ def is_config(code: list[str]) -> bool:
     """Whether lines (without comments) read as a config.pbtxt or a part of one."""
     match = _PBTXT_START.match(code[0].strip())
     root = types()["inference.ModelConfig"].fields
-    if match is None or match.group(1) not in root:
-        return False
+    if match is None or match.group(1) not in root or any(line.startswith("datatype:") for line in code):
+        return False  # ``datatype`` is the wire's word: a printed request
     if match.group().rstrip()[-1:] not in "{[:\"'-0123456789" and not re.search(
         r"[:\[{]|[A-Z_]{4,}$|true$|false$", code[0]
     ):

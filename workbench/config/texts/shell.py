@@ -94,6 +94,12 @@ def _word(text: str, start: int) -> Word:
                 out.append(text[at])
                 at += 1
             at += 1
+        elif char == "`" or text.startswith("$(", at):
+            end = text.find("`" if char == "`" else ")", at + 2)
+            end = size if end < 0 else end + 1
+            literal = False
+            out.append(text[at:end])
+            at = end
         elif char == "\\" and at + 1 < size:
             if text[at + 1] == "\n":
                 break

@@ -11,6 +11,9 @@ from workbench.config.texts.source import Kind, Passage, SourceFile
 _FENCE = re.compile(r"^\s*(```+|~~~+)\s*\{?\.?([\w+-]*)[^`]*$")
 _RULE = re.compile(r"^\s*(?:-{3,}|={3,}|_{3,}|\*{3,})\s*$")
 _BULLET = re.compile(r"^\s*(?:[•◦▪‣·–—]|[-*+](?=\s)|[0-9]+[.)]\s|\|)")
+_PREFIX = 40
+"""How many lines of a paragraph are tried as a block where the whole of it is none."""
+
 _INSTRUCTION = re.compile(r"^\s*(?:RUN|COPY|ADD|ENV|ARG|WORKDIR|CMD|ENTRYPOINT|EXPOSE|USER|LABEL|FROM|#)\b")
 _FILE = re.compile(r"(?:^|[\s`\"'(])((?:[\w.-]+/)*(?:config\.pbtxt|model\.py|[\w-]+\.json))\b")
 
@@ -136,8 +139,10 @@ def _run_at(lines: list[_Line], at: int, markdown: bool) -> _Run | None:
     first = lines[at]
     if first.blank or _RULE.match(first.text) or not _may_begin(lines, at):
         return None
+    if not recognition.may_begin(first.text):
+        return None
     paragraph = _paragraph(lines, at)
-    for size in range(len(paragraph), 0, -1):
+    for size in (len(paragraph), *range(min(len(paragraph) - 1, _PREFIX), 0, -1)):
         kind = _kind(paragraph[:size])
         if kind is not None:
             break
@@ -190,7 +195,7 @@ def _kind(lines: list[_Line]) -> Kind | None:
 def _opened(lines: list[_Line], at: int, markdown: bool) -> _Run | None:
     """A block whose first paragraph is only understood with those behind it: an open brace, or code after a comment."""
     run = _Run("other", _paragraph(lines, at))
-    if not run.lines:
+    if not run.lines or not recognition.may_be_open(run.lines[0].text):
         return None
     comment = _kind(run.lines) == "comment"
     if comment and markdown and run.lines[0].indent == 0:
