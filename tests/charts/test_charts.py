@@ -10,9 +10,10 @@ from bokeh.models import Axis
 
 from workbench.charts.batches import MAX_BARS, batch_histogram_info, draw_batch_histogram, update_batch_histogram
 from workbench.charts.before_after import before_after_info, draw_before_after
-from workbench.charts.breakdown import breakdown_info, draw_breakdown, update_breakdown
+from workbench.charts.breakdown import breakdown_info, draw_breakdown, steps_info, update_breakdown
 from workbench.charts.palette import QUANTITY, REASON, REASON_LABEL, configuration_style
 from workbench.charts.rows import COMPONENTS, PointRow
+from workbench.charts.side_by_side import draw_side_by_side, side_by_side_info
 from workbench.charts.strips import (
     Series,
     breakdown_strip,
@@ -42,6 +43,13 @@ ROWS = [
     point("b", "1", 90.0, 12.0),
     point("b", "8", 600.0, 15.0),
 ]
+ROUNDS = [
+    {"way": "chain", "p50_ms": 3.0, "p99_ms": 9.0},
+    {"way": "ensemble", "p50_ms": 2.0, "p99_ms": 5.0},
+    {"way": "chain", "p50_ms": 5.0, "p99_ms": 7.0},
+    {"way": "chain", "p50_ms": 3.5, "p99_ms": 8.0},
+]
+STEPS = {"first": {f"{name}_ms": 1.5 for name in COMPONENTS}, "second": {f"{name}_ms": 0.25 for name in COMPONENTS}}
 SECONDS = np.arange(-60.0, 0.1, 0.5)
 
 
@@ -52,6 +60,8 @@ def all_charts() -> list[Chart]:
         draw_breakdown(breakdown_info(ROWS)),
         draw_batch_histogram(batch_histogram_info({(1, "delay"): 3, (8, "full"): 9})),
         draw_before_after(before_after_info(ROWS[0], ROWS[-1])),
+        draw_side_by_side(side_by_side_info(ROUNDS, "way", ["p50_ms", "p99_ms"], title="Ways")),
+        draw_breakdown(steps_info(STEPS, title="Steps"), x_label="step (of a request)"),
         draw_strip(throughput_strip(SECONDS, np.ones_like(SECONDS))),
         draw_strip(latency_strip(SECONDS, {"p50": SECONDS, "p99": SECONDS})),
         draw_strip(breakdown_strip(SECONDS, split)),
@@ -68,6 +78,27 @@ def test_every_axis_says_its_unit_and_the_figure_can_be_sent(chart: Chart) -> No
     figure, sources = chart
     assert figure is chart.figure
     assert all(len(next(iter(source.data.values()))) for name, source in sources.items() if name != "goal")
+
+
+def test_ways_side_by_side_show_the_median_and_the_range_of_their_rounds() -> None:
+    info = side_by_side_info(ROUNDS, "way", ["p50_ms", "p99_ms"], title="Ways")
+    found = {(bar.way, bar.quantity): (bar.low, bar.middle, bar.high, bar.rounds) for bar in info.bars}
+    assert found["chain", "p50"] == (3.0, 3.5, 5.0, 3)
+    assert found["chain", "p99"] == (7.0, 8.0, 9.0, 3)
+    assert found["ensemble", "p50"] == (2.0, 2.0, 2.0, 1)
+    chart = draw_side_by_side(info)
+    assert list(chart.sources["bars"].data["at"]) == list(found)
+    assert list(chart.sources["ranges"].data["ys"][0]) == [3.0, 5.0]
+    assert [entry.label for entry in chart.legend] == ["p50", "p99"]
+    empty = draw_side_by_side(side_by_side_info([], "way", ["p50_ms"], title="Ways"))
+    assert empty.parts["empty"].visible
+
+
+def test_steps_show_their_parts_and_say_the_sum_of_each() -> None:
+    chart = draw_breakdown(steps_info(STEPS, title="Steps"), x_label="step (of a request)")
+    assert list(chart.sources["breakdown"].data["label"]) == ["first", "second"]
+    assert list(chart.sources["breakdown"].data["total"]) == [6.0, 1.0]
+    assert chart.note == "first 6.0 ms, second 1.0 ms"
 
 
 def test_lines_leave_out_what_is_not_valid_and_points_show_it_hollow() -> None:

@@ -60,6 +60,59 @@ def test_tune_batching_runs_and_tells_the_truth(workplace: Path) -> None:
     assert len(pictures) == 6  # a saved notebook keeps a picture of each panel
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_pipelines_runs_and_tells_the_truth(workplace: Path) -> None:
+    before = hashes(workplace / "model_repository")
+    notebook = nbformat.read(NOTEBOOKS / "02_pipelines.ipynb", as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell("print(rounds.to_json(orient='records'))"))
+    notebook.cells.append(nbformat.v4.new_code_cell("print(edits.to_json(orient='records'))"))
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(workplace / "notebooks")}}
+    ).execute()
+    assert hashes(workplace / "model_repository") == before
+    *texts, rounds, edits = [output_text(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    check_ways(json.loads(rounds))
+    check_edits(json.loads(edits))
+    everything = "\n".join(texts)
+    answers = set(re.findall(r"^(?:chain|ensemble|BLS) +\[([\d, ]+)\]$", everything, re.MULTILINE))
+    assert len(answers) == 1
+    assert "The engine overheats when the radiator leaks." in everything
+    assert "with a timeout of 0.1 ms: in ensemble 'semantic_search', Request timeout expired" in everything
+    usual, urgent = (int(found) for found in re.findall(r"priority \d p50 (\d+) ms", everything))
+    assert urgent < usual
+    assert len([cell for cell in notebook.cells if "<svg" in output_html(cell)]) == 4
+    exported = sorted(path.name for path in (workplace / "runs/pipelines/export/model_repository").iterdir())
+    assert exported == ["minilm", "semantic_search", "semantic_search_bls", "tokenizer", "vector_search"]
+
+
+def check_ways(rounds: list[dict[str, Any]]) -> None:
+    """Round trips and bytes of the three ways, per request of the pipeline; all of them as measured."""
+    assert {(each["way"], each["clients"]) for each in rounds} == {
+        (way, clients) for way in ("chain", "ensemble", "BLS") for clients in (1, 4)
+    }
+    for each in rounds:
+        way, wire = each["way"], each["received"] + each["sent"]
+        assert each["requests"] == (3 if way == "chain" else 1)
+        assert 0 < each["p50_ms"] <= each["p99_ms"]
+        embedding = 384 * 4
+        # The chain carries tokens and embedding over the wire twice, BLS to its process and back.
+        assert (wire > 2 * embedding) == (way == "chain")
+        assert (each["to_processes"] > embedding) == (each["from_processes"] > embedding) == (way == "BLS")
+        assert (each["handed_on"] > embedding) == (way == "ensemble")
+        assert each["copied"] == 0
+
+
+def check_edits(edits: list[dict[str, Any]]) -> None:
+    """What batching a step did, and that no request was lost on the way."""
+    assert [each["failed"] for each in edits] == [0] * 9
+    batches = {each["setting"]: each["minilm batch"] for each in edits}
+    assert batches["as shipped"] == 1
+    assert batches["minilm batches"] < batches["minilm batches, padded"]
+    cut = [each["cut by shape"] for each in edits if each["setting"] == "minilm batches"]
+    assert min(cut) > 0.5
+
+
 def check_export(workplace: Path) -> None:
     tuned = workplace / "runs" / "tuned"
     (model,) = json.loads((tuned / "provenance.json").read_text())["models"]

@@ -42,9 +42,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class SideBySideInfo:
-    """Bars in the order of the ways, all in milliseconds."""
+    """Bars in the order of the ways, all in milliseconds; ``by`` says what a way is."""
 
     title: str
+    by: str
     bars: tuple[Bar, ...]
     note: str = ""
 
@@ -63,14 +64,14 @@ def side_by_side_info(
             low, middle, high = np.percentile(figures, (0, 50, 100))
             bars.append(Bar(way, name.removesuffix("_ms"), float(middle), float(low), float(high), len(own)))
     note = f"bars: the median of the rounds; lines: their range (n = {bars[0].rounds})" if bars else ""
-    return SideBySideInfo(title, tuple(bars), note)
+    return SideBySideInfo(title, by, tuple(bars), note)
 
 
 def draw_side_by_side(info: SideBySideInfo) -> Chart:
     """The figure with its sources ``bars`` and ``ranges``."""
     factors = [(bar.way, bar.quantity) for bar in info.bars]
     frame = Frame(
-        "way (percentile of latency)",
+        f"{info.by} (percentile of latency)",
         "latency (ms)",
         HEIGHT,
         x_range=models.FactorRange(*factors, range_padding=0.1, group_padding=0.6),
