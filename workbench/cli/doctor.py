@@ -74,10 +74,9 @@ def examine() -> dict[str, Any]:
     """The report as JSON values."""
     import psutil
 
-    from workbench.telemetry import devices as cuda_devices
-    from workbench.telemetry import sample
+    from workbench.telemetry import find_devices, sample
 
-    devices, gpus = sample().to_json(), cuda_devices()
+    devices, gpus = sample().to_json(), find_devices()
     checks: dict[str, Callable[[], dict[str, Any]]] = {"onnxruntime": _onnxruntime, "python": _python}
     return {
         "python": platform.python_version(),

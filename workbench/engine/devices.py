@@ -13,7 +13,7 @@ from typing import Any
 from workbench.backends.base import InstanceSpec
 from workbench.backends.host_policy import HostPolicy, check_setting, without_effect
 from workbench.config.validation import MIN_COMPUTE_CAPABILITY
-from workbench.telemetry.devices import Device, devices
+from workbench.telemetry.devices import Device, find_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Placement:
         minimum: float = MIN_COMPUTE_CAPABILITY,
         policies: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        found = devices() if given is None else given
+        found = find_devices() if given is None else given
         self.devices = {
             device.index: device for device in (Device(each) if isinstance(each, int) else each for each in found)
         }

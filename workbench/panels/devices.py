@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
@@ -22,7 +23,7 @@ GIB = 2**30
 
 
 class DevicesPanel(Panel):
-    """Strips of use over the last two minutes, and what each GPU and server process takes now."""
+    """Strips of use over the last two minutes, what each GPU and server process takes now, where instances are."""
 
     title = "Devices"
 
@@ -150,7 +151,7 @@ def devices_head(snapshot: SessionSnapshot) -> str:
 
 
 def details_html(snapshot: SessionSnapshot) -> str:
-    """Tables of the GPUs and of the server's processes."""
+    """Tables of the GPUs, of the server's processes and of the instances."""
     out = []
     gpus = gpus_of(snapshot)
     if gpus:
@@ -174,7 +175,28 @@ def details_html(snapshot: SessionSnapshot) -> str:
                 ],
             )
         )
+    if snapshot.instances:
+        placed = ("instance", "model", "device", "host policy", "cores", "NUMA node")
+        out.append(table(placed, [_instance_cells(instance) for instance in snapshot.instances], left=2))
     return "".join(out)
+
+
+def _instance_cells(instance: Mapping[str, Any]) -> list[str]:
+    kind = str(instance.get("kind", "")).removeprefix("KIND_")
+    device = f"GPU {instance.get('device_id')}" if kind == "GPU" else kind
+    if instance.get("visible_devices"):
+        device += f" (MIG slice {instance['visible_devices']})"
+    if instance.get("passive"):
+        device += ", passive"
+    pinned = instance.get("pinned") or {}
+    return [
+        escape(str(instance.get("name", ""))),
+        escape(str(instance.get("model", ""))),
+        escape(device),
+        escape(str(instance.get("host_policy", ""))) if pinned else NONE,
+        escape(pinned.get("cpu-cores", "")) or NONE,
+        escape(pinned.get("numa-node", "")) or NONE,
+    ]
 
 
 def _gpu_cells(gpu: dict[str, Any]) -> list[str]:

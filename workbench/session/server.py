@@ -426,6 +426,8 @@ def model_table(state: Mapping[str, Any], index: Iterable[Mapping[str, str]]) ->
 
 def _row(entry: Mapping[str, str], known: Mapping[str, Any]) -> ModelRow:
     instances = known.get("instances")
+    if instances is not None:
+        instances = [each for each in instances if not each.get("passive")]
     success = known.get("statistics", {}).get("inference_stats", {}).get("success", {})
     return ModelRow(
         name=entry["name"],

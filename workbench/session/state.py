@@ -74,7 +74,8 @@ class SessionSnapshot:
     """What panels draw from.
 
     ``history[model]`` and ``device_history`` hold columns over the last five minutes, ``t_s`` in seconds (0 is now, the
-    past is negative). ``age_s`` is how old this is; ``error`` says why nothing newer could be read.
+    past is negative). ``age_s`` is how old this is; ``error`` says why nothing newer could be read. ``instances`` are
+    those of every version with ``model`` and ``version``, as the server's state has them; none of a remote Triton.
     """
 
     server: Mapping[str, Any]
@@ -88,6 +89,7 @@ class SessionSnapshot:
     commands: tuple[Command, ...]
     age_s: float
     error: str
+    instances: tuple[Mapping[str, Any], ...] = ()
 
 
 class SessionState:
@@ -142,6 +144,11 @@ class SessionState:
                 commands=tuple(self._commands),
                 age_s=(now - self._polled) / 1e9 if self._polled else float("inf"),
                 error=self._error,
+                instances=tuple(
+                    {"model": version["model"], "version": version["version"], **instance}
+                    for version in self._state.get("versions", ())
+                    for instance in version.get("instances", ())
+                ),
             )
 
     def poll(self) -> None:

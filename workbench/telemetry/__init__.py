@@ -1,6 +1,6 @@
 """Device and process sampling: CPU and memory through psutil, GPUs through NVML where there are any."""
 
-from workbench.telemetry.devices import Device, devices, load_devices
+from workbench.telemetry.devices import Device, find_devices, load_devices
 from workbench.telemetry.nvml import GpuSample
 from workbench.telemetry.sampler import CpuSample, DeviceSample, ProcessSample, Sampler, family, gpu_note, sample
 
@@ -11,8 +11,8 @@ __all__ = [
     "GpuSample",
     "ProcessSample",
     "Sampler",
-    "devices",
     "family",
+    "find_devices",
     "gpu_note",
     "load_devices",
     "sample",

@@ -212,7 +212,7 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
 
 
-def devices() -> tuple[Device, ...]:
+def find_devices() -> tuple[Device, ...]:
     """The devices of this machine that this process may use; empty where NVML or a driver is missing."""
     try:
         import pynvml
