@@ -41,6 +41,38 @@ def test_a_queue_delay_is_held_and_never_cut_short(repository: Path, make_engine
     assert engine.records.read().batches["reason"][-1] == "full"
 
 
+LARGEST = 2**64 - 1  # of the wire's and the schema's unsigned fields
+
+
+@pytest.mark.parametrize(
+    ("batching", "fields"),
+    [
+        ("priority_levels: 2 default_priority_level: 2", {"priority": LARGEST}),
+        (f"priority_levels: {LARGEST} default_priority_level: {LARGEST}", {"priority": LARGEST}),
+        ("", {"priority": 2**63, "timeout": LARGEST}),
+        (
+            f"default_queue_policy {{ default_timeout_microseconds: {LARGEST} allow_timeout_override: true }}",
+            {"timeout": LARGEST - 1},
+        ),
+        (f"preferred_batch_size: 1 max_queue_delay_microseconds: {LARGEST}", {}),
+    ],
+)
+def test_the_largest_numbers_of_the_wire_and_the_schema_are_answered(
+    batching: str, fields: dict[str, int], gate: Gate, tmp_path: Path, make_engine: Any
+) -> None:
+    config = GATE_CONFIG.replace("dynamic_batching { }", f"dynamic_batching {{ {batching} }}")
+    add_model(tmp_path, "gate", config=config)
+    engine = make_engine(tmp_path)
+    asker = Asker(engine)
+    first = asker.send([request("gate")])
+    assert gate.started.acquire(timeout=10)
+    waiting = asker.send([request("gate", **fields)])  # behind a busy instance: its timer is armed
+    gate.open.set()
+    for each in first + waiting:
+        assert each.wait().error is None
+    assert engine.statistics("gate")["model_stats"][0]["inference_stats"]["success"]["count"] == 2
+
+
 @pytest.mark.rule("2.2a")
 def test_priorities_overtake(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     config = one_by_one(GATE_CONFIG).replace(

@@ -94,6 +94,17 @@ def test_an_earlier_deadline_overtakes_the_armed_one(loop: asyncio.AbstractEvent
     run(loop, work())
 
 
+def test_a_deadline_beyond_all_time_is_none(loop: asyncio.AbstractEventLoop, timers: Timers) -> None:
+    async def work() -> None:
+        timers.call_at(monotonic_ns() + 2**64 * 1000, lambda: pytest.fail("it fired"))  # an uint64 of microseconds
+        await asyncio.sleep(0.05)
+        asked, got = await fired_at(timers, 200 * US)
+        assert 0 <= got - asked < 1_000 * MS
+        assert len(timers) == 1
+
+    run(loop, work())
+
+
 def test_a_deadline_in_the_past_fires_at_once_but_not_inside_the_call(
     loop: asyncio.AbstractEventLoop, timers: Timers
 ) -> None:

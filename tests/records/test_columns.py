@@ -153,3 +153,10 @@ def test_long_texts_of_clients_and_models_are_shortened() -> None:
     assert requests["request_id"][0].startswith("i" * 1024 + "... (")
     assert requests["error"][1] == "short"
     assert requests["request_id"][1] == "i" * 1024
+
+
+def test_a_priority_beyond_the_column_is_its_largest() -> None:
+    ring = RecordRing(8)
+    for n, priority in enumerate((2**63 - 1, 2**63, 2**64 - 1)):
+        add(ring, n, priority=priority)
+    assert ring.read().requests["priority"].tolist() == [2**63 - 1] * 3

@@ -285,7 +285,7 @@ class _ThreadWaker:
             while not self._closed:
                 left = self._deadline - self._clock() if self._deadline else None
                 if left is None or left > 0:
-                    self._condition.wait(None if left is None else left / _SECOND)
+                    self._condition.wait(None if left is None else min(left / _SECOND, threading.TIMEOUT_MAX))
                     continue
                 self._deadline = 0
                 try:

@@ -67,6 +67,8 @@ MAX_ERROR = 4096
 """What is kept of a request's id and of an error's text: clients and models choose them, and the ring must be bounded.
 """
 
+MAX_INT64 = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
@@ -211,12 +213,16 @@ class RecordRing:
 
         ``seq`` may be given by a caller that numbers requests as they arrive (so that children can name their parent
         before the parent ends); -1 takes the next free number. ``shape_key`` may be anything with a ``str`` form.
+        A priority, on the wire an unsigned number of 64 bits, is written as the largest that the column holds if it is
+        beyond that.
         """
         table, cursor = self._requests, self._cursor
         count = table.count
         slot = count % table.capacity
         if seq < 0:
             seq = count
+        if priority > MAX_INT64:
+            priority = MAX_INT64
         if len(error) > MAX_ERROR or len(request_id) > MAX_ID:
             error, request_id = shortened(error, MAX_ERROR), shortened(request_id, MAX_ID)
         table.texts[slot] = (model, request_id, client, shape_key, instance, status, error)
