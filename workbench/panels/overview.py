@@ -205,10 +205,27 @@ def _cells(row: ModelRow, snapshot: SessionSnapshot) -> list[tuple[str, bool]]:
 
 
 def row_html(row: ModelRow, snapshot: SessionSnapshot) -> str:
-    """One line of the table, with the reason under it where a model is not ready for one."""
+    """One line of the table; under it the reason where a model is not ready for one, or the steps of an ensemble."""
     reason = row.reason.strip() if row.state != "READY" and _failed(row) else ""
-    below = f'<span class="wb-wide">{escape(reason[:400])}</span>' if reason else ""
+    below = f'<span class="wb-wide">{escape(reason[:400])}</span>' if reason else steps_html(row, snapshot)
     return f'<div class="wb-row" style="grid-template-columns:{COLUMNS}">{cells(_cells(row, snapshot))}{below}</div>'
+
+
+def steps_html(row: ModelRow, snapshot: SessionSnapshot) -> str:
+    """Where the time of an ensemble's requests goes, now: queue and compute of each step; empty for another model.
+
+    An ensemble has no queue of its own. The figures are those of the steps' models, whoever asks them.
+    """
+    if not row.steps or row.state != "READY":
+        return ""
+    parts = []
+    for step in row.steps:
+        columns = history_of(snapshot, step)
+        queue = recent(columns, "queue_ms")
+        compute = sum(recent(columns, f"compute_{part}_ms") for part in ("input", "infer", "output"))
+        parts.append(f"{escape(step)} <b>{number(queue, 2)}</b> + <b>{number(compute, 2)}</b>")
+    text = " → ".join(parts)
+    return f'<span class="wb-steps wb-muted" title="queue + compute of each step, last 3 s">{text} ms</span>'
 
 
 def batching_text(row: ModelRow) -> str:

@@ -18,7 +18,7 @@ from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
 from workbench.session.hints import explain, explained
 from workbench.session.owned import OwnedProcess, log_path, tail
-from workbench.session.pipelines import traffic_frame
+from workbench.session.pipelines import composing_models, traffic_frame
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server, config_json
 
@@ -288,6 +288,7 @@ class TritonServer(ClientServer):
                     "backend": config.get("backend") or config.get("platform", ""),
                     "max_batch_size": int(config.get("max_batch_size", 0)),
                     "batching": scheduling_choice(config),
+                    "steps": composing_models(config),
                     "config_epoch": self._epochs.get(entry["name"], 0),
                     "dirty": entry["name"] in self._originals,
                     "statistics": known,

@@ -92,7 +92,8 @@ def _element(item: Any) -> str:
 class ModelRow:
     """One version of a model as the repository index and the engine know it.
 
-    ``instances`` and ``healthy`` are -1 where the server does not say (a remote Triton).
+    ``instances`` and ``healthy`` are -1 where the server does not say (a remote Triton). ``steps`` are the models of an
+    ensemble's steps.
     """
 
     name: str
@@ -109,6 +110,7 @@ class ModelRow:
     dirty: bool = False
     success: int = 0
     failures: int = 0
+    steps: tuple[str, ...] = ()
 
     @property
     def ready(self) -> bool:

@@ -444,6 +444,7 @@ def _row(entry: Mapping[str, str], known: Mapping[str, Any]) -> ModelRow:
         dirty=bool(known.get("dirty", False)),
         success=int(success.get("count", 0)),
         failures=int(sum(known.get("failures", {}).values())),
+        steps=tuple(known.get("steps", ())),
     )
 
 
