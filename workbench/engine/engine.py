@@ -415,8 +415,12 @@ class InferenceEngine:
         """Whether a model version serves; False for one that is not known (15.3)."""
         if not self._running or self._stopping:
             return False
-
         return self._ask(lambda: questions.model_ready(self._lifecycle, name, version))
+
+    def is_decoupled(self, name: str, version: int = -1) -> bool:
+        """Whether a model may answer a request any number of times; raises what ``model_config`` and ``infer`` do."""
+        self._check_blocking()
+        return self._ask(lambda: self._lifecycle.lookup(name, version).decoupled)
 
     def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
         """Name, version, state and reason of every known version (7.13).
@@ -435,7 +439,6 @@ class InferenceEngine:
         Raises:
             NotFound, NotReady: texts of 7.15.
         """
-
         return self._ask(lambda: questions.model_config(self._lifecycle, name, version))
 
     def model_metadata(self, name: str, version: int = -1) -> dict[str, Any]:
@@ -444,7 +447,6 @@ class InferenceEngine:
         Raises:
             NotFound, NotReady: texts of 7.15.
         """
-
         return self._ask(lambda: questions.model_metadata(self._lifecycle, name, version))
 
     def config_state(self, name: str) -> ConfigState:
@@ -453,7 +455,6 @@ class InferenceEngine:
         Raises:
             NotFound, NotReady: it is not known, or has no configuration.
         """
-
         return self._ask(lambda: questions.config_state(self._lifecycle, name))
 
     def statistics(self, name: str = "", version: int = -1) -> dict[str, Any]:
@@ -462,7 +463,6 @@ class InferenceEngine:
         Raises:
             InvalidRequest: the model or version is not available (Triton's texts).
         """
-
         return self._ask(lambda: questions.statistics(self._lifecycle, name, version))
 
     def snapshot(self) -> EngineSnapshot:

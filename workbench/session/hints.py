@@ -25,6 +25,7 @@ S = TypeVar("S", bound="Server")
 _UNKNOWN_MODEL = re.compile(
     r"unknown model|requested model '.*' is not available|failed to poll from model repository|no such model"
 )
+_DECOUPLED = re.compile(r"support models with decoupled transaction policy")
 _UNKNOWN_VERSION = re.compile(r"' version -?\d+ is not found|requested model version is not available")
 _WRONG_INPUT = re.compile(r"unexpected inference input|expected (\d+ inputs|number of inputs)|missing required input")
 _WRONG_OUTPUT = re.compile(r"unexpected inference output")
@@ -64,6 +65,12 @@ def explain(server: Server, model: str, error: WorkbenchError, request: Inferenc
 
 
 def _about_request(server: Server, model: str, text: str, request: InferenceRequest) -> str:
+    if _DECOUPLED.search(text):
+        return (
+            f"'{model}' may answer a request any number of times, its answers come as a stream: over HTTP from "
+            f"POST /v2/models/{model}/generate_stream, over gRPC from ModelStreamInfer, from an engine in this kernel "
+            "with server.engine.infer_stream(request)"
+        )
     if _WRONG_INPUT.search(text):
         return f"the inputs of '{model}' are {describe(server.model_metadata(model)['inputs'])}"
     if _WRONG_OUTPUT.search(text):
