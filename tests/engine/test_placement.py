@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -339,6 +340,37 @@ def test_a_wrong_policy_fails_the_load(
     with pytest.raises(LoadFailed) as caught:
         engine.load("tell")
     assert text in caught.value.message
+
+
+@on_linux
+@pytest.mark.parametrize("threads", [0, 2])
+def test_onnxruntime_is_pinned_with_its_threads_where_their_number_is_given(
+    threads: int, repository: Path, make_engine: Any
+) -> None:
+    """Without it ONNX Runtime chooses the cores of its threads itself, in Triton too: the log says so."""
+    first, _ = _two_cores()
+    config = repository / "double" / "config.pbtxt"
+    number = f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}\n'
+    config.write_text(config.read_text() + number)
+    before = _threads()
+    engine = make_engine(repository, load_models=(), host_policies={"cpu": {"cpu-cores": f"{first}-{first}"}})
+    started = _threads()
+    engine.load("double")
+    made = {thread: cores for thread, cores in _threads().items() if thread not in started}
+    assert [first] in made.values(), "the instance's thread"
+    warned = any("but not the threads of onnxruntime" in event.text for event in engine.events.after())
+    assert warned == (threads == 0)
+    if threads:
+        assert list(made.values()).count([first]) >= threads, "its own, and those beside it"
+    assert {thread: cores for thread, cores in _threads().items() if thread in before}.items() <= before.items()
+
+
+def _threads() -> dict[str, list[int]]:
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found[task.name] = sorted(os.sched_getaffinity(int(task.name)))
+    return found
 
 
 def test_a_setting_that_there_is_not_ends_the_start(tmp_path: Path, make_engine: Any) -> None:

@@ -152,7 +152,8 @@ SEARCHED = (
         ),
         (
             'backend: "../scaler"',
-            "unable to find backend library for backend '../scaler', try specifying runtime on the model configuration.",
+            "unable to find backend library for backend '../scaler', try specifying runtime on the model "
+            "configuration.",
         ),
         (
             'backend: "scaler" runtime: "../x.so"',

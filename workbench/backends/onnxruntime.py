@@ -26,7 +26,7 @@ from workbench.backends.base import (
     TensorSpec,
 )
 from workbench.backends.onnx_fit import check_fit
-from workbench.backends.onnxruntime_config import session_options, tensor_specs
+from workbench.backends.onnxruntime_config import own_thread_count, session_options, tensor_specs
 from workbench.backends.ragged import batch_inputs, batch_outputs, scatter
 from workbench.errors import BackendError, InternalError, InvalidRequest, NotReady
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
@@ -135,6 +135,15 @@ class _OnnxModel:
 
     def create_instance(self, spec: InstanceSpec) -> _OnnxInstance:
         session = open_session(self._context, _providers(spec))
+        if "cpu-cores" in spec.host_policy.settings and not own_thread_count(self._context.config):
+            self._context.host.log(
+                "warning",
+                f"host policy '{spec.host_policy.name}' pins {spec.label}, but not the threads of onnxruntime: as in "
+                "real Triton it puts them on cores of its own choice unless the parameter intra_op_thread_count says "
+                "how many there are",
+                model=self._context.name,
+                instance=spec.label,
+            )
         if spec.kind == "KIND_GPU" and "CUDAExecutionProvider" not in session.get_providers():
             raise InternalError(f"instance {spec.name}: onnxruntime could not use GPU {spec.device_id}")
         inputs = tensor_specs(session.get_inputs())

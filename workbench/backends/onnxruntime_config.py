@@ -77,6 +77,11 @@ def _bool_parameter(config: Any, key: str) -> bool | None:
     raise InvalidRequest(f"failed to convert '{text}' to boolean value")
 
 
+def own_thread_count(config: Any) -> int:
+    """``intra_op_thread_count``; 0 leaves the number of threads, and their cores, to ONNX Runtime."""
+    return _int_parameter(config, "intra_op_thread_count")
+
+
 def session_options(config: Any) -> ort.SessionOptions:
     """Session options with Triton's defaults (all optimisations, sequential, ONNX Runtime's own thread counts).
 
@@ -102,7 +107,7 @@ def session_options(config: Any) -> ort.SessionOptions:
             f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
         )
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
-    if (threads := _int_parameter(config, "intra_op_thread_count")) > 0:
+    if (threads := own_thread_count(config)) > 0:
         options.intra_op_num_threads = threads
     if (threads := _int_parameter(config, "inter_op_thread_count")) > 0:
         options.inter_op_num_threads = threads
