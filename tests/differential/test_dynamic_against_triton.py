@@ -5,7 +5,10 @@ Requests queue up behind one that holds the instance, so what can be formed does
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,34 @@ case = TOPIC.case
 VARIABLE = IN.replace("dims: 2", "dims: -1")
 MORE = 'input { name: "MORE" data_type: TYPE_FP32 dims: 1 optional: true }\n'
 LOOSE = 'output { name: "OUT" data_type: TYPE_FP32 dims: -1 }\n'
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Settings of a model, and requests for it: rows, width, priority."""
+
+    size: int
+    batching: str
+    requests: list[tuple[int, int, int]]
+
+
+def draws(seed: int, count: int = 3) -> Iterator[Drawn]:
+    """Random models and requests. Without a delay, and with a queue limit, Triton's answer hangs on no race."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        size, levels = chance.choice([1, 2, 4, 6, 8]), chance.choice([0, 3])
+        preferred = sorted(chance.sample(range(1, size + 1), chance.randint(0, min(3, size))))
+        batching = f"preferred_batch_size: {preferred} default_queue_policy {{ max_queue_size: 100 }} "
+        batching += "priority_levels: 3 default_priority_level: 2" if levels else ""
+        requests = [
+            (
+                min(size, chance.choice([1, 1, 1, 2, 3, size])),
+                chance.choice([2, 2, 2, 3]),
+                chance.randint(0, levels + 1) if levels else 0,
+            )
+            for _ in range(chance.randint(4, 9))
+        ]
+        yield Drawn(size, batching, requests)
 
 
 def build(root: Path) -> None:
@@ -39,7 +70,11 @@ def build(root: Path) -> None:
     batching("unordered", size=1, count=2)
     batching("scalar", size=0)
     batching("one_row", "max_queue_delay_microseconds: 100000", size=1)
+    batching("idle", "preferred_batch_size: 4 max_queue_delay_microseconds: 1500000", inputs=VARIABLE, outputs=LOOSE)
     put(root, "none")
+    for seed in (1, 2, 3):
+        for index, drawn in enumerate(draws(seed)):
+            batching(f"random{seed}_{index}", drawn.batching, size=drawn.size, inputs=VARIABLE, outputs=LOOSE)
 
 
 def bodies(*rows: int, **fields: Any) -> list[dict[str, Any]]:
@@ -220,6 +255,45 @@ def late_joiners(talk: Talk) -> None:
 @case("dyn-19 six wait longer than the delay: all leave, though four are a preferred size", rules=("1.6",))
 def delay_exceeded(talk: Talk) -> None:
     behind(talk, "patient", bodies(*[1] * 6), wait_s=0.6, inputs={"IN": [[1, 2]] * 4})
+
+
+@case(
+    "dyn-20 an idle instance: a preferred size leaves at once, other shapes and what is too large part",
+    rules=("1.4", "1.5"),
+)
+def idle(talk: Talk) -> None:
+    talk.load("idle")
+    for queued in (wide(2, 2, 2, 2), bodies(3, 2), wide(2, 3)):
+        talk.answers(*talk.queue("idle", *queued))
+    talk.batches("idle")
+    talk.stats("idle")
+
+
+@case(
+    "dyn-21 random settings, requests of random rows, shapes and priorities: seed 1", rules=("1.3", "1.4", "1.5", "2.2")
+)
+def random_1(talk: Talk) -> None:
+    at_random(talk, 1)
+
+
+@case("dyn-22 the same, seed 2", rules=("1.3", "1.4", "1.5", "2.2"))
+def random_2(talk: Talk) -> None:
+    at_random(talk, 2)
+
+
+@case("dyn-23 the same, seed 3", rules=("1.3", "1.4", "1.5", "2.2"))
+def random_3(talk: Talk) -> None:
+    at_random(talk, 3)
+
+
+def at_random(talk: Talk, seed: int) -> None:
+    for index, drawn in enumerate(draws(seed)):
+        name = f"random{seed}_{index}"
+        queued = [
+            Talk.body({"IN": [[1] * width] * rows}, id=chr(97 + place), priority=priority)
+            for place, (rows, width, priority) in enumerate(drawn.requests)
+        ]
+        behind(talk, name, queued)
 
 
 @TOPIC.each_case

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from harness import HEAVY, Case, Sides, Talk, Topic
+from models import GATED, put
 
 pytestmark = HEAVY
 TOPIC = Topic("life", "Life of models", options=())
@@ -55,6 +56,7 @@ def build(root: Path) -> None:
 
     for name in ("good", "reloaded", "edited", "overridden", "left", "removed"):
         add(name)
+    put(root, "busy")
     add("at_import", source="raise ValueError('at import')")
     add("syntax", source="def (")
     add("in_init", source=IN_INIT)
@@ -219,6 +221,21 @@ def removed(talk: Talk) -> None:
     index(talk, "removed")
     talk.load("removed")
     talk.infer("removed")
+
+
+@case("life-12 reloaded while requests run and wait: they are answered by the old one, later ones by the new one")
+def reloaded_under_requests(talk: Talk) -> None:
+    path = talk.root / "busy" / "1" / "model.py"
+    talk.load("busy")
+    held = talk.hold("busy")
+    sent = talk.queue("busy", talk.body(id="old"))
+    path.write_text(GATED.replace("given.as_numpy())", "given.as_numpy() + 10)"))
+    talk.load("busy")
+    talk.infer("busy", id="new")
+    talk.stats("busy")
+    talk.release(held)
+    talk.answers(held, *sent)
+    talk.stats("busy")
 
 
 @TOPIC.each_case

@@ -14,6 +14,27 @@ TOPIC = Topic("pri", "Priorities and queue policies")
 case = TOPIC.case
 
 
+LARGEST = 2**64 - 1
+QUESTIONABLE = (
+    "priority_levels: 2",
+    "priority_levels: 2 default_priority_level: 3",
+    "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value { } }",
+    "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 0 value { } }",
+    "priority_levels: 2 default_priority_level: 1 preserve_ordering: true",
+    "preserve_ordering: true default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 }",
+    "preserve_ordering: true default_queue_policy { timeout_action: DELAY }",
+    "default_priority_level: 2",
+    "priority_levels: 1 default_priority_level: 1 preserve_ordering: true",
+    "preferred_batch_size: 0",
+    "preferred_batch_size: -1",
+    "preferred_batch_size: [ 2, 9 ]",
+    "preferred_batch_size: [ 2, 2, 1 ]",
+    "default_queue_policy { max_queue_size: 4294967295 }",
+    f"priority_levels: {LARGEST} default_priority_level: {LARGEST}",
+)
+"""Settings that Triton refuses, or takes although they look wrong."""
+
+
 def build(root: Path) -> None:
     def batching(name: str, text: str, **fields: Any) -> None:
         put(root, name, f"dynamic_batching {{ {text} }}", **{"size": 1} | fields)
@@ -42,6 +63,19 @@ def build(root: Path) -> None:
         "unused",
         "default_queue_policy { max_queue_size: 2 } priority_queue_policy { key: 1 value { max_queue_size: 1 } }",
     )
+    batching(
+        "delayed_levels",
+        "priority_levels: 2 default_priority_level: 2 "
+        "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1500000 }",
+    )
+    batching(
+        "own_timeouts",
+        "priority_levels: 2 default_priority_level: 2 "
+        "priority_queue_policy { key: 1 value { default_timeout_microseconds: 400000 } } priority_queue_policy "
+        "{ key: 2 value { default_timeout_microseconds: 60000000 allow_timeout_override: true } }",
+    )
+    for index, text in enumerate(QUESTIONABLE):
+        batching(f"questionable{index:02}", text, size=8)
     put(root, "none")
 
 
@@ -170,6 +204,48 @@ def unused_policy(talk: Talk) -> None:
 @case("pri-15 without dynamic_batching a timeout and a priority do nothing", rules=("1.1",))
 def no_batcher(talk: Talk) -> None:
     behind(talk, "none", [Talk.body(id="a", priority=2, timeout=1000), Talk.body(id="b", priority=1)], wait_s=0.7)
+
+
+@case("pri-16 a level goes before the next one, with what DELAY put back in it", rules=("2.2", "2.5"))
+def delayed_levels(talk: Talk) -> None:
+    talk.load("delayed_levels")
+    held = talk.hold("delayed_levels")
+    sent = talk.queue("delayed_levels", *asked(late_two=2, late_one=1))
+    threading.Event().wait(1.7)
+    sent += talk.queue("delayed_levels", *asked(two=2, one=1))
+    talk.release(held)
+    talk.answers(held, *sent)
+    talk.batches("delayed_levels")
+    talk.stats("delayed_levels")
+
+
+@case("pri-17 levels with timeouts of their own, one of which requests may shorten", rules=("2.3", "2.4"))
+def own_timeouts(talk: Talk) -> None:
+    queued = [
+        Talk.body(id="a", priority=1), Talk.body(id="b", priority=2, timeout=300000),
+        Talk.body(id="c", priority=2, timeout=0), Talk.body(id="d", timeout=100000),
+        Talk.body(id="e", priority=1, timeout=100),
+    ]  # fmt: skip
+    behind(talk, "own_timeouts", queued, wait="abde")
+    talk.metrics("own_timeouts")
+
+
+@case("pri-18 settings that are refused, or taken although they look wrong: texts", rules=("2.1",))
+def questionable(talk: Talk) -> None:
+    for index in range(len(QUESTIONABLE)):
+        talk.load(f"questionable{index:02}")
+
+
+@case("pri-19 the largest numbers, and what is none: priority, timeout, id", rules=("2.1", "2.4"))
+def largest_numbers(talk: Talk) -> None:
+    talk.load("own_timeouts")
+    for priority in (LARGEST, 2**63, 2**63 - 1, 2**70, None, [1], {}):
+        talk.infer("own_timeouts", priority=priority)
+    for timeout in (LARGEST, 2**63, 2**63 - 1, None):
+        talk.infer("own_timeouts", timeout=timeout)
+    for id in (5, {"a": 1}, [1], None):
+        talk.call("POST", "/v2/models/own_timeouts/infer", talk.body() | {"id": id})
+    talk.stats("own_timeouts")
 
 
 @TOPIC.each_case

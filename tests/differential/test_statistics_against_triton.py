@@ -19,6 +19,23 @@ WARMUP = """model_warmup {
 CHAIN = (step("first", {"IN": "IN"}, {"OUT": "t"}), step("second", {"IN": "t"}, {"OUT": "OUT"}))
 
 
+ODD = {
+    "few": "answers[:-1]",
+    "many": "answers + answers",
+    "tuple": "tuple(answers)",
+    "other": '["x" for _ in answers]',
+    "dtype": '[pb.InferenceResponse([pb.Tensor("OUT", np.zeros((1, 2), np.int64))]) for _ in answers]',
+    "name": '[pb.InferenceResponse([pb.Tensor("NOPE", np.zeros((1, 2), np.float32))]) for _ in answers]',
+    "shape": '[pb.InferenceResponse([pb.Tensor("OUT", np.zeros((1, 5), np.float32))]) for _ in answers]',
+}
+"""What execute returns, by the request parameter ``as``; None, or a list of None, hangs 2.51."""
+RETURNS_ODD = GATED.replace(
+    "        return answers\n",
+    "".join(f'        if asked[0].get("as") == "{how}":\n            return {made}\n' for how, made in ODD.items())
+    + "        return answers\n",
+)
+
+
 def build(root: Path) -> None:
     put(root, "plain")
     put(root, "batched", "dynamic_batching { }", size=4)
@@ -39,6 +56,7 @@ def build(root: Path) -> None:
     put_ensemble(root, "chain", *CHAIN)
     put(root, "broken", source="raise ValueError('at import')")
     put(root, "never")
+    put(root, "odd", "dynamic_batching { }", source=RETURNS_ODD)
 
 
 def bodies(*rows: int, **fields: Any) -> list[dict[str, Any]]:
@@ -267,6 +285,21 @@ def failure_counters(talk: Talk) -> None:
     talk.unload("raises")
     talk.load("raises")
     talk.note("after", talk.counter("raises", "request_failure BACKEND") > 0)
+
+
+@case(
+    "stat-18 execute returns too few, too many, something else, tensors that do not fit: texts, counts", rules=("11.3",)
+)
+def odd_answers(talk: Talk) -> None:
+    talk.load("odd")
+    for how in ODD:
+        talk.infer("odd", **{"as": how})
+    held = talk.hold("odd")
+    sent = talk.queue("odd", talk.body(id="a", **{"as": "few"}), talk.body(id="b"))
+    talk.release(held)
+    talk.answers(held, *sent)
+    talk.stats("odd")
+    talk.metrics("odd")
 
 
 @TOPIC.each_case
