@@ -11,6 +11,7 @@ from asking import Asker, wait_until
 from ensembles import add_ensemble, step
 from gate_backend import Gate
 
+import workbench as wb
 from workbench.engine import InferenceEngine
 
 LEVELS = "dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
@@ -89,6 +90,29 @@ def test_f05_server_6055_a_step_without_levels_keeps_the_order_of_arrival(
     for each in [*slow, urgent]:
         assert each.wait().error is None
     assert urgent.order == 3
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ({"first": "", "second": LEVELS}, ["first"]),
+        ({"first": LEVELS, "second": LEVELS}, []),
+        ({"first": "", "second": ""}, []),
+    ],
+)
+def test_f05_server_6055_lint_names_the_steps_that_read_no_priority(
+    root: Path, levels: dict[str, str], expected: list[str]
+) -> None:
+    """A note where some steps have levels and others have not; nothing where priorities are not used at all."""
+    for name, batching in levels.items():
+        models.add(root, name, models.identity(size=1, batching=batching))
+    steps = [
+        step(name, *tensors, names=("INPUT0", "OUTPUT0")) for name, tensors in zip(levels, ("Xt", "tY"), strict=True)
+    ]
+    add_ensemble(root, "chain", steps, size=1)
+    said = [finding.message for report in wb.lint(root).files for finding in report.findings]
+    texts = [f"priority sent to ensemble 'chain', but step '{name}' declares no priority_levels" for name in expected]
+    assert [text for text in said if "priority_levels" in text] == texts
 
 
 @pytest.mark.rule("5.4d")

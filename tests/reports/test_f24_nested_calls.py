@@ -19,7 +19,8 @@ from gate_backend import Gate
 
 import workbench as wb
 from workbench.engine import InferenceEngine
-from workbench.errors import WorkbenchError
+from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.server.arguments import parse
 
 CALLER = """
 class TritonPythonModel:
@@ -197,6 +198,15 @@ def test_f24_server_8358_without_the_limiter_a_wait_is_told_too(
     wait_until(lambda: [event.text for event in told(engine)] == ["B waits for A"])
     gate.open.set()
     assert again.wait().error is None
+
+
+def test_f24_server_8358_how_long_is_an_option_of_the_server(root: Path) -> None:
+    """From the command line, as with every other option of a server; a server's events show the report."""
+    base = ["--model-repository", str(root)]
+    assert parse(base).nested_wait_report_secs == 10.0
+    assert parse([*base, "--nested-wait-report-secs=0.5"]).nested_wait_report_secs == 0.5
+    with pytest.raises(InvalidRequest, match="--nested-wait-report-secs"):
+        parse([*base, "--nested-wait-report-secs=soon"])
 
 
 # ---- the server stops

@@ -173,6 +173,10 @@ def _own_flags(group: Any) -> None:
     )
     _flag(group, "allow-file-override", False, "let load requests bring a model's files")
     group.add_argument("--python-execution", choices=("process", "thread"), default="process")
+    group.add_argument(
+        "--nested-wait-report-secs", type=float, default=10.0, metavar="SECONDS",
+        help="report a model's call to another model (BLS) that waits so long in a queue; 0 for never",
+    )  # fmt: skip
     group.add_argument("--owner-fd", type=int, default=-1, metavar="FD", help="stop when this pipe ends")
     group.add_argument(
         "--detached",

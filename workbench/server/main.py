@@ -207,6 +207,7 @@ def _engine_options(args: argparse.Namespace) -> EngineOptions:
         config_name=args.model_config_name,
         rate_limit=args.rate_limit,
         rate_limit_resources=tuple(args.rate_limit_resource),
+        nested_wait_report_s=max(0.0, args.nested_wait_report_secs),
         gpus=load_devices(args.device_list) if args.device_list else None,
         min_compute_capability=args.min_supported_compute_capability,
         host_policies=host_policies(args.host_policy),
