@@ -116,8 +116,21 @@ OPTIONS = [
 ]
 
 
+VARIABLE = 'name: "variable"\nbackend: "python"\n' + IO.replace("[ 2 ]", "[ -1 ]")
+
+
 def config(name: str, more: str = "") -> str:
     return f'name: "{name}"\nbackend: "python"\n{IO}{more}'
+
+
+LOADS = [
+    ("perf-option", "-m good --concurrancy-range 1:8"),
+    ("perf-option", "-m good --concurrency-range 1 --request-rate-range 5"),
+    (None, "-m good --concurrency-range 1,2 --measurement-int 200 -s 90 -r 1"),  # reads 1: lint warns
+    ("perf-option", "-m good -i rest"),
+    ("perf-shape", "-m variable --concurrency-range 1"),
+    (None, "-m variable --shape A:2 --concurrency-range 1 --measurement-int 200 -s 90 -r 1"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +141,9 @@ def server(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         (root / name / "1").mkdir(parents=True)
         (root / name / "1" / "model.py").write_text(code.text)
         (root / name / "config.pbtxt").write_text(config(name, code.config))
+    (root / "variable" / "1").mkdir(parents=True)
+    (root / "variable" / "1" / "model.py").write_text(GOOD)
+    (root / "variable" / "config.pbtxt").write_text(VARIABLE)
     with real_triton(oracle, root, tmp_path_factory.mktemp("log") / "log") as addresses:
         yield addresses
 
@@ -181,3 +197,15 @@ def test_an_option(oracle: Path, tmp_path: Path, rule: str, option: str) -> None
     )
     assert done.returncode != 0
     assert b"Server" not in done.stdout
+
+
+@pytest.mark.parametrize(("rule", "options"), LOADS)
+def test_a_load(server: Addresses, oracle: Path, rule: str | None, options: str) -> None:
+    message = ConfigDocument.parse(VARIABLE.encode()).message
+    assert rules(f"perf_analyzer {options}\n", "a.sh", message) == ([rule] if rule else [])
+    url = server.http.removeprefix("http://")
+    command = [str(oracle / "perf-analyzer"), *options.split(), "-u", url, "--async"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert ("contains dynamic shape" in done.stdout + done.stderr) == (rule == "perf-shape")
+    refused = "Measurement Settings" not in done.stdout
+    assert refused == (rule is not None)

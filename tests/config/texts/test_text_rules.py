@@ -112,6 +112,7 @@ CASES: list[tuple[str, str, str, str, str | None]] = [
     ("trtexec-shapes", "a.sh", "trtexec --onnx=m --minShapes=x:1x4 --optShapes=x:16x4 --maxShapes=x:8x4\n", "trtexec --onnx=m --minShapes=x:1x4 --optShapes=x:8x4 --maxShapes=x:8x4\n", None),
     ("trtexec-cuda-graph", "a.sh", "trtexec --onnx=m --saveEngine=p --useCudaGraph\n", "trtexec --loadEngine=p --useCudaGraph\n", None),
     ("perf-option", "a.sh", "perf_analyzer -m m --concurrancy-range 1:8\n", "perf_analyzer -m m --concurrency-range 1:8:2 --async --percentile=99\n", "--concurrency-range 1:8"),
+    ("perf-option", "a.sh", "perf_analyzer -m m --concurrency-range 1,8\n", "perf_analyzer -m m --concurrency-range $N\n", None),
     ("perf-option", "a.sh", "perf_analyzer -m m --concurrency-range 1 --request-rate-range 5\n", "perf_analyzer -m m --request-rate-range 5:50:5\n", None),
     ("perf-shape", "a.md", '```\nname: "m"\nplatform: "onnxruntime_onnx"\ninput { name: "A" data_type: TYPE_FP32 dims: [ -1 ] }\noutput { name: "B" data_type: TYPE_FP32 dims: [ -1 ] }\n```\n\n    perf_analyzer -m m\n', '```\nname: "m"\nplatform: "onnxruntime_onnx"\ninput { name: "A" data_type: TYPE_FP32 dims: [ -1 ] }\noutput { name: "B" data_type: TYPE_FP32 dims: [ -1 ] }\n```\n\n    perf_analyzer -m m --shape A:4\n', None),
     ("tree-version", "a.txt", TREE.replace("    └── 1/\n        └── model.onnx\n", "    └── labels.txt\n"), TREE, "    ├── 1/\n"),
@@ -263,6 +264,20 @@ def test_the_cells_of_a_notebook_are_linted_and_fixed_in_its_file() -> None:
     assert '("localhost:8000")' in sources[1]
     assert "max_batch_size: 8" in sources[2]
     assert "--http-port 1" in sources[3]
+
+
+@pytest.mark.parametrize(
+    ("command", "release", "expected"),
+    [
+        ("trtexec --onnx=m.onnx --workspace=64\n", "24.04", []),
+        ("trtexec --onnx=m.onnx --workspace=64\n", "24.05", ["trtexec-option"]),
+        ("tritonserver --model-repository=/m --allow-client-shm=true\n", "26.03", ["server-option"]),
+        ("tritonserver --model-repository=/m --allow-client-shm=true\n", "26.04", []),
+    ],
+)
+def test_what_a_release_has_decides(command: str, release: str, expected: list[str]) -> None:
+    found = lint_text(command.encode(), path="a.sh", context=TextContext(release))
+    assert [each.rule for each in found] == expected
 
 
 def test_words_of_prose_are_no_code() -> None:

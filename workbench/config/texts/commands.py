@@ -40,6 +40,10 @@ def _option(each: Option, passage: Passage, notes: Notes) -> None:
         text = f"tritonserver has no option --{name}{more}"
         notes.say(passage, "server-option", each.name_span, text, f"Write --{best}" if best else "", changes)
         return
+    since = tables.TRITONSERVER_SINCE.get(name)
+    if since is not None and (0, 0) < notes.release < since:
+        text = f"tritonserver knows --{name} since {since[0]}.{since[1]:02d} and does not start with it before"
+        notes.say(passage, "server-option", each.name_span, text)
     if name in tables.TRITONSERVER_OLD:
         _old(each, passage, notes)
     value = each.value
@@ -253,12 +257,12 @@ def _mounted(inner: Command, mounts: list[str], passage: Passage, notes: Notes) 
 # trtexec
 
 
-def check_trtexec(command: Command, passage: Passage, notes: Notes, release: tuple[int, int]) -> None:
+def check_trtexec(command: Command, passage: Passage, notes: Notes) -> None:
     """trtexec's options: those that are gone, and shape ranges that no profile can have."""
     found = options(command.words[1:])
     for each in found:
         new = tables.TRTEXEC_REMOVED.get(each.name)
-        if new is None or (0, 0) < release < (24, 5):
+        if new is None or (0, 0) < notes.release < (24, 5):
             continue
         text = f"trtexec of TensorRT 10 (Triton 24.05 and later) has no --{each.name}: {new}"
         written = new

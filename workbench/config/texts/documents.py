@@ -54,8 +54,9 @@ def lint_text(data: bytes, *, path: str, context: TextContext | None = None) -> 
         context: what it is judged for.
     """
     source = SourceFile(data)
-    notes = Notes(source)
-    linter = _Linter(notes, context or TextContext())
+    context = context or TextContext()
+    notes = Notes(source, LintContext(context.triton_release).release)
+    linter = _Linter(notes, context)
     for passage in blocks(data, path=path):
         linter.check(passage, path)
     linter.finish()
@@ -195,7 +196,7 @@ class _Linter:
             elif program in ("docker", "nvidia-docker"):
                 check_docker(command, passage, notes)
             elif program == "trtexec":
-                check_trtexec(command, passage, notes, LintContext(self.context.triton_release).release)
+                check_trtexec(command, passage, notes)
             elif program in ("perf_analyzer", "perf_client"):
                 check_perf_analyzer(command, passage, notes, self.configs)
             elif program == "curl":

@@ -36,7 +36,10 @@ def check_perf_analyzer(command: Command, passage: Passage, notes: Notes, config
         given = by_name.get(name)
         value = (given.value or "") if given is not None and given.literal else ""
         if given is not None and re.match(r"[0-9]", value) and not re.fullmatch(r"[0-9.]+(?::[0-9.]+){0,2}", value):
-            notes.say(passage, "perf-option", given.span, f"--{name} is START:END:STEP, got {value}")
+            number = re.match(r"[0-9.]+", value)
+            read = number.group() if number is not None else value
+            text = f"--{name} is START:END:STEP: of {value} perf_analyzer reads {read} and silently drops the rest"
+            notes.say(passage, "perf-option", given.span, text, severity="warning")
     _protocol(by_name, passage, notes)
     model = by_name["m"].value if "m" in by_name else None
     for config in configs:

@@ -58,6 +58,9 @@ TRITONSERVER_CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Options with a fixed set of values."""
 
+TRITONSERVER_SINCE: dict[str, tuple[int, int]] = {"allow-client-shm": (26, 4)}
+"""Options that older releases do not know (semantics 15.9)."""
+
 TRITONSERVER_OLD: dict[str, str] = {
     "strict-model-config": "--disable-auto-complete-config",
     "response-cache-byte-size": "--cache-config=local,size=BYTES",

@@ -95,9 +95,10 @@ class Passage:
 
 @dataclass(slots=True)
 class Notes:
-    """Collects what is found in one file."""
+    """Collects what is found in one file; ``release`` is the Triton release that it is meant for."""
 
     source: SourceFile
+    release: tuple[int, int] = (0, 0)
     findings: list[Finding] = field(default_factory=list)
 
     def say(
