@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -63,7 +63,9 @@ def start_triton(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Star
     """Starts the real tritonserver on a repository: a context manager."""
 
     @contextmanager
-    def start(repository: Path, *, control_mode: str = "explicit") -> Iterator[RealTriton]:
+    def start(
+        repository: Path, *, control_mode: str = "explicit", packages: Sequence[str] = ()
+    ) -> Iterator[RealTriton]:
         folder = tmp_path_factory.mktemp("triton")
         ports = _free_ports(3)
         command = [
@@ -81,7 +83,8 @@ def start_triton(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Star
         if control_mode == "explicit":
             command.append("--load-model=*")
         # The same tokenizers as here: the answers are compared byte for byte.
-        environment = os.environ | {"REAL_TRITON_PIP": f"tokenizers=={version('tokenizers')}"}
+        wanted = " ".join([f"tokenizers=={version('tokenizers')}", *packages])
+        environment = os.environ | {"REAL_TRITON_PIP": wanted}
         running = RealTriton(f"http://127.0.0.1:{ports[0]}", f"grpc://127.0.0.1:{ports[1]}", folder / "triton.log")
         with running.log.open("wb") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

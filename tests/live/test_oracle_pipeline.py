@@ -1,0 +1,114 @@
+"""The sample ensemble, exported, in the real Triton, where Python models run the very ONNX files of its steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workbench as wb
+from workbench.config import ConfigDocument, parse_edit
+from workbench.errors import WorkbenchError
+from workbench.session.remote import TritonServer, WorkbenchServer
+
+pytestmark = [pytest.mark.oracle, pytest.mark.full, pytest.mark.timeout(300)]
+
+# The binary has no backend for ONNX Runtime: its place is taken by the Python backend, with the same file.
+RUNS_ONNX = """\
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.inputs = [each["name"] for each in config["input"]]
+        self.outputs = [each["name"] for each in config["output"]]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
+        self.session = onnxruntime.InferenceSession(str(path), options)
+
+    def execute(self, requests):
+        return [self.run(request) for request in requests]
+
+    def run(self, request):
+        feeds = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+        found = zip(self.outputs, self.session.run(self.outputs, feeds))
+        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, array) for name, array in found])
+"""
+
+
+@pytest.fixture(scope="module")
+def ours(sample_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkbenchServer]:
+    """The sample ensemble, served here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        with wb.serve(sample_repository, models=["semantic_search"]) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def theirs(
+    ours: WorkbenchServer, tmp_path_factory: pytest.TempPathFactory, start_triton: Callable[..., Any]
+) -> Iterator[TritonServer]:
+    """Its export in the real Triton; the ensemble and the tokenizer are as they were exported."""
+    made = ours.export(tmp_path_factory.mktemp("pipeline") / "bundle", models=["semantic_search"])
+    for name in ("minilm", "vector_search"):
+        folder = made.repository / name
+        document = ConfigDocument.parse((folder / "config.pbtxt").read_bytes())
+        edited = document.edit([parse_edit('backend="python"'), parse_edit('default_model_filename="model.py"')])
+        (folder / "config.pbtxt").write_bytes(edited.data)
+        (folder / "1" / "model.py").write_text(RUNS_ONNX)
+    packages = ("numpy<2", f"onnxruntime=={version('onnxruntime')}")
+    with start_triton(made.repository, packages=packages) as running, wb.connect(running.http) as server:
+        assert isinstance(server, TritonServer)
+        yield server
+
+
+def texts(ours: WorkbenchServer) -> list[str]:
+    directory = ours.model_directory("semantic_search")
+    assert directory is not None
+    data = json.loads((directory / "example_inputs.json").read_text())["data"]
+    return [each["TEXT"]["content"][0] for each in data]
+
+
+def test_the_ensemble_loads_as_it_was_exported(ours: WorkbenchServer, theirs: TritonServer) -> None:
+    assert theirs.models()["semantic_search"].ready
+    here, there = (server.model_config("semantic_search") for server in (ours, theirs))
+    assert here["ensemble_scheduling"]["step"] == there["ensemble_scheduling"]["step"]
+    assert here["max_batch_size"] == there["max_batch_size"] == 8
+    assert theirs.models()["semantic_search"].steps == ("tokenizer", "minilm", "vector_search")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_answers_are_the_same(ours: WorkbenchServer, theirs: TritonServer, rows: int) -> None:
+    questions = texts(ours)
+    for start in range(0, len(questions), rows):
+        asked = {"TEXT": [[text] for text in questions[start : start + rows]]}
+        here, there = (server.infer("semantic_search", asked) for server in (ours, theirs))
+        assert set(here) == set(there)  # Triton gives an ensemble's outputs in the order of a hash table
+        np.testing.assert_allclose(here["scores"], there["scores"], atol=1e-5)
+        # Ids that are next to each other may change places where their scores are equal but for rounding.
+        assert here["ids"][:, 0].tolist() == there["ids"][:, 0].tolist()
+        assert np.mean(here["ids"] == there["ids"]) > 0.9
+        assert dict(here.parameters) == dict(there.parameters)
+
+
+def test_errors_are_the_same(ours: WorkbenchServer, theirs: TritonServer) -> None:
+    for inputs in ({"TEXT": [["x"]] * 9}, {"TEXT": ["no batch dimension"]}, {}, {"MORE": [[1]]}, {"TEXT": [[1.5]]}):
+        said = []
+        for server in (ours, theirs):
+            with pytest.raises(WorkbenchError) as caught:
+                server.infer("semantic_search", {name: np.array(value) for name, value in inputs.items()})
+            said.append(caught.value.message)
+        assert said[0] == said[1]
