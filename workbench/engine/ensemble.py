@@ -10,7 +10,8 @@ the next step at once, and they wait in that step's queue: its ``max_queue_size`
 
 **How this differs from Triton 2.51.** A request that fails is counted once (the 2.51 binary counts it twice). A
 producer whose own model also stands behind it in the ensemble is not held, it would wait for itself; what it sends is
-kept. After ``HOLD_LIMIT_S`` a held producer goes on, as in Triton.
+kept. After ``HOLD_LIMIT_S`` a held producer goes on, as in Triton; where a nested call (BLS) waits for its instance, as
+soon as the watchdog sees it.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ class _StepCall:
     def release(self) -> None:
         """It is not on hold any more."""
         self.on_hold = False
+        if self.ticket is not None:
+            self.ticket.let_go = None
         if self.limit is not None:
             self.limit.cancel()
             self.limit = None
@@ -303,11 +306,13 @@ class EnsembleVersion(ModelVersion):
         call = self._calls.get(action.token)
         if call is not None:
             call.on_hold = True
+            why = f"for {HOLD_LIMIT_S} s"
             call.limit = self.core.timers.call_at(
-                self.core.clock() + HOLD_LIMIT_S * 1_000_000_000, lambda: self._held_too_long(call)
+                self.core.clock() + HOLD_LIMIT_S * 1_000_000_000, lambda: self._held_too_long(call, why)
             )
             if call.ticket is not None:
                 call.ticket.hold()
+                call.ticket.let_go = lambda: self._held_too_long(call, "while a nested call waits for its instance")
 
     def _resume(self, action: Resume) -> None:
         call = self._calls.get(action.token)
@@ -318,10 +323,10 @@ class EnsembleVersion(ModelVersion):
         call.release()
         self.carry_out([call])
 
-    def _held_too_long(self, call: _StepCall) -> None:
+    def _held_too_long(self, call: _StepCall, why: str) -> None:
         text = (
-            f"ensemble '{self.name}': {call.step.label} was held for {HOLD_LIMIT_S} s by max_inflight_requests of the "
-            "steps behind it; it goes on"
+            f"ensemble '{self.name}': {call.step.label} was held {why} by max_inflight_requests of the steps behind "
+            "it; it goes on"
         )
         self.core.events.append("log", self.name, text, level="error", step=call.step.index)
         self._let_go_on(call)

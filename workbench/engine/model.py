@@ -14,14 +14,13 @@ from workbench.engine.execution import InstanceSlot, Run
 from workbench.engine.statistics import ModelStatistics
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.timers import TimerHandle
-from workbench.engine.validation import OutputReshaper, RequestValidator, id_prefix
+from workbench.engine.validation import OutputReshaper, RequestValidator, refusal
 from workbench.errors import (
     Cancelled,
     InstanceDied,
     InternalError,
     InvalidRequest,
     NotReady,
-    QueueFull,
     TimedOut,
     WorkbenchError,
 )
@@ -173,7 +172,7 @@ class ModelVersion:
             raise NotReady(f"model '{self.name}' has passive instances only, which execute nothing")
         answer = self.scheduler.offer(ticket, now)
         if type(answer) is RejectedItem:
-            raise self._refusal(request, answer)
+            raise refusal(request, answer)
         self._open[ticket.id] = ticket
         if self.settings.preserve_ordering and self.orders_by_arrival:
             self._keep_in_order(ticket)
@@ -187,16 +186,16 @@ class ModelVersion:
         ticket.held = []
         self._order.append(ticket)
 
-    def _refusal(self, request: InferenceRequest, answer: RejectedItem) -> WorkbenchError:
-        text = id_prefix(request) + answer.message if answer.id_prefix else answer.message
-        if answer.kind == "invalid":
-            return InvalidRequest(text)
-        return QueueFull(text) if answer.kind == "queue_full" else NotReady(text)
-
     def waiting_for(self, ticket: Ticket) -> Iterator[Ticket]:
         """The requests in a queue that this one waits for: itself; of an ensemble, its steps'."""
         if ticket.run is None and ticket.id in self._open:
             yield ticket
+
+    def let_held_go(self) -> None:
+        """Decoupled requests that an ensemble holds go on: somebody waits for an instance that they keep."""
+        for ticket in list(self._open.values()):
+            if ticket.let_go is not None:
+                ticket.let_go()
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancels a request (1.17)."""

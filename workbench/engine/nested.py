@@ -2,7 +2,8 @@
 
 A nested call is urgent while its caller holds resources of the rate limiter: they are given back only when it has ended
 (server#8358). One that waits in a queue for ``nested_wait_report_s`` is reported by an event that names who waits for
-whom, for example ``B waits for A; C waits for R held by B``; a circle, which cannot end by itself, is an error.
+whom, for example ``B waits for A; C waits for R held by B``; a circle, which cannot end by itself, is an error. A
+decoupled model whose instance is waited for, while an ensemble holds its request, goes on.
 """
 
 from __future__ import annotations
@@ -97,10 +98,12 @@ class NestedCalls:
             return
         self._arm()
         now = self._clock()
-        stuck = any(now - call.since >= self._after and any(call.waiting()) for call in self._calls)
+        late = [each for call in self._calls if now - call.since >= self._after for each in call.waiting()]
         made = [(call, call.ticket.model) for call in self._calls if call.ticket is not None]
         calls = [NestedCall(call.caller.name, callee.name, call.since) for call, callee in made]
-        text = wait_report(self._limiter, calls, now, self._after) if stuck else None
+        text = wait_report(self._limiter, calls, now, self._after) if late else None
+        for ticket in late:
+            ticket.model.let_held_go()
         if text is None or text == self._said:
             self._said = text or ""
             return

@@ -38,6 +38,7 @@ class Ticket(Item):
         "failed",
         "flow",
         "held",
+        "let_go",
         "model",
         "on_response",
         "queue_start",
@@ -70,6 +71,7 @@ class Ticket(Item):
         # A decoupled model's responses on their way; with ``by_hand`` whoever asked says when it has taken one.
         self.flow: Flow | None = None
         self.by_hand = False
+        self.let_go: Callable[[], None] | None = None  # ends the hold of an ensemble that takes no response for now
 
     def hold(self) -> None:
         """Whoever asked takes no further response for now. On the loop."""

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.errors import InvalidRequest
+from workbench.errors import InvalidRequest, NotReady, QueueFull, WorkbenchError
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, Tensor
+from workbench.scheduling.interface import RejectedItem
 
 _NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -245,6 +246,14 @@ class RequestValidator:
         inner = tensor.shape[1:] if batching else tensor.shape
         shape = (*tensor.shape[:1], *spec.reshaped(inner)) if batching else spec.reshaped(inner)
         return Tensor(tensor.name, tensor.datatype, shape, tensor.data.reshape(shape))
+
+
+def refusal(request: InferenceRequest, answer: RejectedItem) -> WorkbenchError:
+    """The error of a request that its scheduler has not taken."""
+    text = id_prefix(request) + answer.message if answer.id_prefix else answer.message
+    if answer.kind == "invalid":
+        return InvalidRequest(text)
+    return QueueFull(text) if answer.kind == "queue_full" else NotReady(text)
 
 
 class OutputReshaper:
