@@ -6,6 +6,7 @@ requests of ``talk.leavers`` go over gRPC.
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,11 @@ def build(root: Path) -> None:
     policy("levels", "priority_levels: 2 default_priority_level: 2")
     timeout = "default_timeout_microseconds: 60000000 allow_timeout_override: true"
     policy("timed", f"default_queue_policy {{ {timeout} }}")
+    policy("ordered", f"preserve_ordering: true {limit}", count=2)
+    policy("put_back", "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 600000 }")
+    policy("full", "default_queue_policy { max_queue_size: 2 }")
     put(root, "direct")
+    put(root, "two", SEQUENCE % "direct { }", size=2)
     put(root, "one", SEQUENCE % "direct { }", size=1)
     put(root, "oldest", SEQUENCE % "oldest { max_candidate_sequences: 1 }", size=1)
     ensemble("chain", "direct", "queued")
@@ -293,6 +298,94 @@ def behind_its_own(talk: Talk) -> None:
         leave(sent[0])
         talk.release(held)
         finish(talk, model, held, *sent)
+
+
+@case("can-16 gone under preserve_ordering: the others keep their order", rules=("1.12", "1.17"))
+def ordered(talk: Talk) -> None:
+    talk.leavers = ["b"]
+    talk.load("ordered")
+    held = [talk.hold("ordered", "hold1"), talk.hold("ordered", "hold2")]
+    sent = talk.queue("ordered", *plain("abc"))
+    leave(sent[1])
+    talk.release(*held)
+    talk.answers(*held, *sent)
+    talk.batches("ordered", ordered=False)
+    talk.stats("ordered")
+
+
+@case("can-17 gone after DELAY put it back", rules=("1.17", "2.5"))
+def put_back(talk: Talk) -> None:
+    talk.leavers = ["a"]
+    talk.load("put_back")
+    held = talk.hold("put_back")
+    sent = talk.queue("put_back", *plain("ab"))
+    look()
+    leave(sent[0])
+    talk.release(held)
+    finish(talk, "put_back", held, *sent)
+
+
+PLACE = "while the instance is busy Triton's queue keeps the place of a request whose client has gone; here it is free"
+
+
+@case(
+    "can-18 gone from a full queue",
+    rules=("1.17", "2.6"),
+    differs={"full answers c": PLACE}
+    | {row: why for row, why in executed_there("full", why=PLACE).items() if not re.search("fail", row)},
+)
+def full(talk: Talk) -> None:
+    talk.leavers = ["a"]
+    talk.load("full")
+    held = talk.hold("full")
+    sent = talk.queue("full", *plain("ab"))
+    leave(sent[0])
+    sent += talk.queue("full", *plain("c"))
+    talk.release(held)
+    finish(talk, "full", held, *sent)
+
+
+@case("can-19 gone while its sequence's request runs: the sequence goes on", rules=("1.17",))
+def sequence_runs(talk: Talk) -> None:
+    talk.leavers = ["hold"]
+    for model in ("one", "oldest"):
+        talk.load(model)
+        held = talk.hold(model, sequence_id=1, sequence_start=True)
+        leave(held)
+        talk.release(held)
+        talk.infer(model, id="next", sequence_id=1)
+        talk.infer(model, id="end", sequence_id=1, sequence_end=True)
+        talk.infer(model, id="late", sequence_id=1)
+        finish(talk, model, held)
+
+
+@case("can-20 one request of a sequence that waits for a slot is gone: the whole sequence is", rules=("1.17", "3.4"))
+def backlog_of_several(talk: Talk) -> None:
+    talk.leavers = ["b"]
+    for model in ("one", "oldest"):
+        talk.load(model)
+        talk.infer(model, id="one", sequence_id=1, sequence_start=True)
+        sent = talk.queue(model, *plain("a", sequence_id=2, sequence_start=True), *plain("b", sequence_id=2))
+        leave(sent[1])
+        talk.infer(model, id="end", sequence_id=1, sequence_end=True)
+        talk.answers(*sent)
+        talk.infer(model, id="late", sequence_id=2)
+        finish(talk, model)
+
+
+@case("can-21 gone at the start of a sequence beside another one", rules=("1.17", "3.5"))
+def beside_another(talk: Talk) -> None:
+    talk.leavers = ["a"]
+    talk.load("two")
+    held = talk.hold("two", sequence_id=1, sequence_start=True)
+    sent = talk.queue("two", *plain("a", sequence_id=2, sequence_start=True), *plain("b", sequence_id=1))
+    leave(sent[0])
+    talk.release(held)
+    talk.answers(held, *sent)
+    talk.infer("two", id="late", sequence_id=2)
+    talk.infer("two", id="again", sequence_id=2, sequence_start=True)
+    talk.infer("two", id="end", sequence_id=1, sequence_end=True)
+    finish(talk, "two")
 
 
 @TOPIC.each_case

@@ -15,7 +15,8 @@ batches whose delay is over. Here nothing is formed before an instance is idle, 
   limit, a timeout or priorities Triton does not form ahead either, so there the counts agree;
 - a request of higher priority overtakes everything that does not run yet;
 - a timeout under REJECT is answered when it passes, where Triton may take up to 500 ms while all instances are busy;
-- ``max_queue_size`` does not count requests whose timeout has passed, even if nobody has been told yet.
+- ``max_queue_size`` does not count requests whose timeout has passed, even if nobody has been told yet, nor those that
+  were cancelled: they leave at once, where Triton keeps their place until an instance is free.
 """
 
 from __future__ import annotations
