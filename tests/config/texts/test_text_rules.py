@@ -8,6 +8,8 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from workbench.backends._child import pb_utils
 from workbench.config import RULES, ConfigDocument
@@ -216,6 +218,23 @@ def test_a_block_in_a_quoted_or_indented_place_is_reported_where_it_stands() -> 
     assert "      max_batch_size: 8\n" in mended.decode()
 
 
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("name: “m”\nmax_batch_size: 8\n", "smart-quotes"),
+        ('// made by hand\nname: "m"\nmax_batch_size: 8\n', "cpp-comment"),
+        ("name: m\nmax_batch_size: 8\n", "unquoted-string"),
+        ("max_batch_size: 8.0\ninput [ ]\n", "number-form"),
+        ("instance_group [\n  { kind: GPU }\n]\n", "unknown-enum"),
+    ],
+)
+@pytest.mark.parametrize("place", ["Look:\n\n{}\nEnd.\n", "Look:\n\n```\n{}```\n", "• so:\n\n{}\n• and\n"])
+def test_a_configuration_is_known_by_itself_also_with_slips(text: str, rule: str, place: str) -> None:
+    document = place.format("".join(f"    {line}\n" for line in text.splitlines()))
+    assert rule in {each.rule for each in found("a.txt", document)}
+    assert rule in {each.rule for each in found("a.md", document)}
+
+
 def test_line_ends_of_windows_stay() -> None:
     text = "Start:\r\n\r\n    tritonserver --model-repository=/m --load-model=a\r\n\r\n    dynamic_batching {\r\n      max_batch_size: 8\r\n    }\r\n"
     mended, left = fix_text(text.encode(), path="a.md")
@@ -278,6 +297,43 @@ def test_the_cells_of_a_notebook_are_linted_and_fixed_in_its_file() -> None:
 def test_what_a_release_has_decides(command: str, release: str, expected: list[str]) -> None:
     found = lint_text(command.encode(), path="a.sh", context=TextContext(release))
     assert [each.rule for each in found] == expected
+
+
+PIECES = [
+    "{",
+    "}",
+    "[",
+    '"',
+    "'",
+    "\\",
+    "\n",
+    "\r\n",
+    "\n\n",
+    "```\n",
+    "# ",
+    "$(",
+    "`",
+    "\t",
+    "\x00",
+    "한국",
+    "...",
+    " \\\n",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(ALL),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30), st.sampled_from(PIECES)), max_size=8),
+)
+def test_no_text_is_too_broken_and_mending_ends(case: Any, edits: list[tuple[int, int, str]]) -> None:
+    text = case[3]
+    for start, length, piece in edits:
+        text = text[:start] + piece + text[start + length :]
+    mended, left = fix_text(text.encode("utf-8", "surrogatepass"), path=case[2], context=TextContext(config=case[1]))
+    again, _ = fix_text(mended, path=case[2], context=TextContext(config=case[1]))
+    assert again == mended
+    assert all(each.line >= 1 and each.column >= 1 and 0 <= each.start <= each.end <= len(mended) for each in left)
 
 
 def test_words_of_prose_are_no_code() -> None:

@@ -49,16 +49,20 @@ _FENCES: dict[str, Kind] = {
     "promql": "metrics",
     "prometheus": "metrics",
 }
+_QUOTE = "\"'“”„‘’"
 _PBTXT_START = re.compile(
-    r"^([A-Za-z_]\w*)[ \t]*(?:\{|\[|:[ \t]*(?:[\[{\"'<]|-?[0-9]|true\b|false\b|[A-Z][A-Z_0-9]{3,}\b)|:?[ \t]*$)"
+    rf"^([A-Za-z_]\w*)[ \t]*(?:\{{|\[|:[ \t]*(?:[\[{{<{_QUOTE}]|-?[0-9]|true\b|false\b|[A-Z][A-Z_0-9]{{3,}}\b)"
+    r"|:?[ \t]*$)"
 )
-_PBTXT_LINE = re.compile(r"^\s*(?:[\[\]{}<>,;]|[A-Za-z_]\w*\s*(?::|\{|\[|<|$)|[-0-9\"'][^ ]*|#|//)")
+_UNQUOTED = re.compile(r"^(name|platform|backend)[ \t]*:[ \t]*[\w.-]+$")
+_ONE_LINE = re.compile(rf"[\[{{]|:\s*(?:[{_QUOTE}][^{_QUOTE}]*[{_QUOTE}]|-?[0-9]+|true|false|[A-Z_0-9]+)\s*(?:#.*)?$")
+_PBTXT_LINE = re.compile(rf"^\s*(?:[\[\]{{}}<>,;]|[A-Za-z_]\w*\s*(?::|\{{|\[|<|$)|-?[0-9]|[{_QUOTE}]|#|//)")
 _MESSAGE = re.compile(r"^[A-Z]\w*\s*\{\s*$")
 _YAML = re.compile(r"(?m)^\s*(?:-\s+)?(?:apiVersion|services|containers|image|kind|groups|alert|expr)\s*:")
 
 
 _BEGINNING = re.compile(
-    r"\s*(?:[#@{\[(\"']|(?:import|from|class|def|async|with|for|if|try|while|return|raise|assert|await|FROM)\b"
+    r"\s*(?:[#@{\[(\"']|//|(?:import|from|class|def|async|with|for|if|try|while|return|raise|assert|await|FROM)\b"
     r"|nv_[a-z]|-\s+\w+:|[\w./~<>{}-]+/?\s*$|[A-Za-z_][\w.\[\]\"']*\s*(?:[-+*/|&]?=|[({\[:,]|$))"
 )
 
@@ -98,7 +102,7 @@ def kind_of_fence(word: str, text: str) -> Kind:
 def kind_of(text: str) -> Kind | None:
     """What a passage without a fence is; None for prose."""
     lines = [line for line in text.split("\n") if line.strip()]
-    code = [line for line in lines if not line.lstrip().startswith("#")]
+    code = [line for line in lines if not line.lstrip().startswith(("#", "//"))]
     if not lines:
         return None
     if sum(1 for line in lines if TREE.search(line)) >= max(1, len(lines) // 3):
@@ -138,20 +142,24 @@ def _is_command(code: list[str]) -> bool:
 
 
 def is_config(code: list[str]) -> bool:
-    """Whether lines (without comments) read as a config.pbtxt or a part of one."""
-    match = _PBTXT_START.match(code[0].strip())
+    """Whether lines (without comments) read as a config.pbtxt or a part of one, also with the usual slips."""
+    first = code[0].strip()
     root = types()["inference.ModelConfig"].fields
+    match = _PBTXT_START.match(first) or (_UNQUOTED.match(first) if _has_field(code[1:]) else None)
     if match is None or match.group(1) not in root or any(line.startswith("datatype:") for line in code):
         return False  # ``datatype`` is the wire's word: a printed request
-    if match.group().rstrip()[-1:] not in "{[:\"'-0123456789" and not re.search(
-        r"[:\[{]|[A-Z_]{4,}$|true$|false$", code[0]
-    ):
+    if len(code) == 1 and not _ONE_LINE.search(first):
         return False
-    if len(code) == 1 and not re.search(
-        r"[\[{]|:\s*(?:[\"'][^\"']*[\"']|-?[0-9]+|true|false|[A-Z_0-9]+)\s*(?:#.*)?$", code[0]
-    ):
-        return False
+    bare = re.fullmatch(r"\w+\s*:?", first)
+    if bare and not re.match(rf"\s*(?:[\[{{<{_QUOTE}]|-?[0-9])", code[1]):
+        return False  # a word of a sentence
     return all(_PBTXT_LINE.match(line) for line in code)
+
+
+def _has_field(code: list[str]) -> bool:
+    """Whether a line is a field of a configuration beyond doubt."""
+    matches = [_PBTXT_START.match(line.strip()) for line in code]
+    return any(match is not None and match.group(1) in types()["inference.ModelConfig"].fields for match in matches)
 
 
 def begins_config(text: str) -> bool:
