@@ -460,3 +460,14 @@ def test_a_framework_without_gpu_support_stays_on_the_cpu(
     engine = make_engine(repository, gpus=(0, 1))
     assert [each.kind for each in engine.snapshot().version("double").instances] == ["KIND_CPU"] * 1
     assert factor(engine) == 2
+
+
+def test_a_label_file_that_is_not_there_fails_the_load(tmp_path: Path, make_engine: Any) -> None:
+    """The text is that of tritonserver 2.51."""
+    directory = add_model(tmp_path, "double", config=CONFIG.replace('name: "y"', 'name: "y" label_filename: "no.txt"'))
+    engine = make_engine(tmp_path)
+    text = f"Internal: failed to open text file for read {directory / 'no.txt'}: No such file or directory"
+    assert states(engine)["double", "1"] == ("UNAVAILABLE", text)
+    (directory / "no.txt").write_text("a\nb\n")
+    engine.load("double")
+    assert states(engine)["double", "1"] == ("READY", "")

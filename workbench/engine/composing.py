@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.config import from_json
 from workbench.engine.ensemble import EnsembleVersion
 from workbench.engine.entry import ModelEntry
-from workbench.engine.prepare import Polled, read_document
+from workbench.engine.prepare import Polled, check_labels, read_document
 from workbench.errors import ConfigError, LoadFailed, WorkbenchError
 from workbench.repository.models import find_model, read_model
 from workbench.scheduling.ensemble_dependencies import (
@@ -157,8 +157,10 @@ class Composing:
 
         Raises:
             LoadFailed: see ``plan``.
+            InternalError: see ``check_labels``.
         """
         graph = self.plan(entry, polled)
+        check_labels(polled.config, polled.source.directory)
         config = type(polled.config)()
         config.CopyFrom(polled.config)
         config.model_transaction_policy.SetInParent()

@@ -11,7 +11,7 @@ from workbench.config.spelling import closest
 from workbench.engine.implicit_states import ImplicitStates
 from workbench.engine.instances import check_instance_count
 from workbench.engine.lint_models import LintedModel, poll_problem
-from workbench.engine.prepare import is_ensemble
+from workbench.engine.prepare import is_ensemble, missing_labels
 from workbench.engine.validation import config_type
 from workbench.engine.warmup import check_warmup_size, read_sample_file
 from workbench.errors import WorkbenchError
@@ -182,14 +182,10 @@ def _tensor_path(model: LintedModel, name: str) -> str:
 
 
 def _labels(model: LintedModel) -> None:
-    for index, output in enumerate(model.config.output):
-        name = output.label_filename
-        path = model.source.directory / name
-        if not name or path.is_file():
-            continue
+    for index, text in missing_labels(model.config, model.source.directory):
+        name = model.config.output[index].label_filename
         names = [each.name for each in sorted(model.source.directory.iterdir()) if each.is_file()]
         better = closest(name, [each for each in names if each != "config.pbtxt"], cutoff=0.6)
-        text = f"failed to open text file for read {path}: No such file or directory"
         where = f"output[{index}].label_filename"
         fix = None
         if better is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from workbench.backends.base import Backend, ModelContext, ModelDescription
@@ -135,7 +136,27 @@ def complete_io(
             if described is not None:
                 default = int(context.backend_config.get("default-max-batch-size", DEFAULT_MAX_BATCH_SIZE))
                 complete_from_description(config, described, default)
-    return _settle(config, polled.source.name, gpus)
+    config = _settle(config, polled.source.name, gpus)
+    check_labels(config, polled.source.directory)
+    return config
+
+
+def missing_labels(config: Any, model_dir: Path) -> Iterator[tuple[int, str]]:
+    """The outputs whose label file is not in the model directory: their indexes, and Triton's text."""
+    for index, output in enumerate(config.output):
+        path = model_dir / output.label_filename
+        if output.label_filename and not path.is_file():
+            yield index, f"failed to open text file for read {path}: No such file or directory"
+
+
+def check_labels(config: Any, model_dir: Path) -> None:
+    """Refuses a configuration whose label files cannot be read, as Triton does when it loads the model.
+
+    Raises:
+        InternalError: with Triton's text.
+    """
+    for index, text in missing_labels(config, model_dir):
+        raise InternalError(text, where=f"output[{index}].label_filename")
 
 
 def overlay(before: Any, before_raw: Any, after_raw: Any, gpus: Gpus) -> Any:

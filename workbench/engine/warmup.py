@@ -61,19 +61,21 @@ def build_samples(config: Any, model_dir: Path, *, seed: int = 0) -> list[Warmup
     """The warm-up requests of a configuration; each is of batch 1. A setting with ``batch_size`` 0 is skipped.
 
     Raises:
-        InvalidRequest: a size is variable, no kind of data is chosen, a file is missing or too short, an input of the
-            model has no sample.
+        InvalidRequest: a size is variable, no kind of data is chosen, a file is missing or too short, or a sample would
+            be refused as a request.
     """
     validator = RequestValidator(config)
+    names = {each.name for each in config.input}
     rng = np.random.default_rng(seed)
     samples = []
     for setting in config.model_warmup:
         if setting.batch_size == 0:
             continue
-        inputs = [_tensor(config, name, setting.inputs[name], model_dir, rng) for name in sorted(setting.inputs)]
+        tensors = [_tensor(config, name, setting.inputs[name], model_dir, rng) for name in sorted(setting.inputs)]
         # what is no input of the model is given beside them, as control inputs are (infer_request.cc, override inputs)
-        own = [tensor for tensor in inputs if any(each.name == tensor.name for each in config.input)]
-        validator.check_count(InferenceRequest(config.name, own))
+        own = [tensor for tensor in tensors if tensor.name in names]
+        checked = validator.check(InferenceRequest(config.name, own)).inputs
+        inputs = [*checked, *(tensor for tensor in tensors if tensor.name not in names)]
         requests = [
             InferenceRequest(config.name, [Tensor(t.name, t.datatype, t.shape, t.data) for t in inputs])
             for _ in range(setting.batch_size)
@@ -103,16 +105,7 @@ def _tensor(config: Any, name: str, item: Any, model_dir: Path, rng: np.random.G
         data = np.zeros(item.dims, dtype=row.numpy)
     else:
         data = _random(item.dims, row, rng)
-    shape = _reshaped(config, name, shape)
     return Tensor(name, row.wire, shape, data.reshape(shape))
-
-
-def _reshaped(config: Any, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Warm-up skips Triton's normalisation, but instances expect a configured ``reshape`` to have been applied."""
-    for item in config.input:
-        if item.name == name and item.HasField("reshape") and -1 not in item.reshape.shape:
-            return (*shape[:1], *item.reshape.shape) if config.max_batch_size > 0 else tuple(item.reshape.shape)
-    return shape
 
 
 def _random(dims: Sequence[int], row: datatypes.Datatype, rng: np.random.Generator) -> NDArray[Any]:
