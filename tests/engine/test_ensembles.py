@@ -374,6 +374,9 @@ def test_configuring_an_ensemble_loads_it_anew(chain: Path, make_engine: Any) ->
     assert result.change_class == "reload"
     assert "full reload" in result.triton
     assert "must be <= 4" in failed(engine, ask(rows=5)).message
+    # what would be done in place for another model
+    for edit in (Edit("version_policy.latest.num_versions", "set", 2), Edit('metric_tags["k"]', "set", "v")):
+        assert engine.configure("chain", [edit]).change_class == "reload"
     with pytest.raises(WorkbenchError, match="allows maximum batch size 16"):
         engine.configure("chain", [Edit("max_batch_size", "set", 16)])
     assert engine.infer(ask(rows=4), 10).error is None

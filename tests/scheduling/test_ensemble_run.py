@@ -106,13 +106,15 @@ def test_5_2_a_step_starts_when_its_inputs_are_there_and_the_answer_is_the_last_
 
 
 @pytest.mark.rule("5.2a", "5.2b")
-def test_5_2_independent_steps_run_side_by_side_and_are_joined() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_5_2_independent_steps_run_side_by_side_and_are_joined(first: int) -> None:
     plan = make_plan(make_step(0, "X", "a"), make_step(1, "X", "b"), make_step(2, "a b", "Y"))
     executor = EnsembleExecutor(plan)
     tokens = started(executor.begin("r", request()))
     assert set(tokens) == {0, 1}
-    assert executor.respond(tokens[1], out(b="B"), final=True) == []
-    join = only(executor.respond(tokens[0], out(a="A"), final=True))
+    answers = (out(a="A"), out(b="B"))
+    assert executor.respond(tokens[first], answers[first], final=True) == []
+    join = only(executor.respond(tokens[1 - first], answers[1 - first], final=True))
     assert values(join.inputs) == {"a": "A", "b": "B"}
 
 

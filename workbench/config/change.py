@@ -13,7 +13,6 @@ ChangeKind = Literal["none", "live", "instances", "reload"]
 
 _ORDER: tuple[ChangeKind, ...] = ("none", "live", "instances", "reload")
 _LIVE_TOP = ("metric_tags", "model_metrics")
-_SCHEDULERS = ("sequence_batching", "ensemble_scheduling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,14 @@ def change_class(old: Message, new: Message, *, backend_reads_max_batch_size: bo
 def _class_of(edit: Edit, old: Message, new: Message, reads_max: bool) -> tuple[ChangeKind, str]:
     names = [step.field.name for step in parse_path(edit.path)]
     top = names[0]
+    if old.HasField("ensemble_scheduling") or new.HasField("ensemble_scheduling"):
+        return "reload", "an ensemble is always loaded anew"
     if top == "max_batch_size":
         if not reads_max and old.max_batch_size > 0 and new.max_batch_size > 0:
             return "live", "this backend does not read it: only the scheduler does"
         return "reload", "the backend reads it when it loads the model"
     if top == "dynamic_batching":
-        if any(old.HasField(each) or new.HasField(each) for each in _SCHEDULERS):
+        if old.HasField("sequence_batching") or new.HasField("sequence_batching"):
             return "reload", "another scheduler takes over"
         return "live", "the scheduler takes it between two batches"
     if top == "instance_group":
