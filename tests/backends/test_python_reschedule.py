@@ -96,7 +96,7 @@ def all_of(asked: Asked) -> list[Any]:
     return [told(response) for response in asked.responses]
 
 
-@pytest.mark.rule("3.11")
+@pytest.mark.rule("3.11a", "3.11b")
 def test_requests_are_executed_until_they_are_not_given_back(serve: Callable[[str], InferenceEngine]) -> None:
     engine = serve("sequence_batching { iterative_sequence: true }")
     asked = Asker(engine).send([ask(times, f"r{times}") for times in (3, 0, 1)])
@@ -108,7 +108,7 @@ def test_requests_are_executed_until_they_are_not_given_back(serve: Callable[[st
     assert engine.snapshot().version("again").running == 0
 
 
-@pytest.mark.rule("3.11")
+@pytest.mark.rule("3.11b")
 @pytest.mark.parametrize("fields", [{}, {"sequence_id": 5, "sequence_start": True, "sequence_end": True}])
 def test_a_decoupled_model_answers_in_every_execution(
     serve: Callable[[str], InferenceEngine], fields: dict[str, Any]
@@ -119,6 +119,7 @@ def test_a_decoupled_model_answers_in_every_execution(
     assert all_of(asked) == [[[first, 0, 0, 0][: n + 1], True] for n in range(4)]
 
 
+@pytest.mark.rule("3.11c")
 @pytest.mark.parametrize("scheduler", ["dynamic_batching { }", "", "sequence_batching { direct { } }"])
 @pytest.mark.parametrize("decoupled", ["", DECOUPLED])
 def test_other_models_may_not_give_requests_back(

@@ -44,6 +44,35 @@ def test_running_requests_finish_and_new_ones_are_refused(gate: Gate, tmp_path: 
     assert not engine.is_live()
 
 
+@pytest.mark.rule("1.16b")
+def test_a_live_sequence_goes_on_until_the_engine_has_ended(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
+    batching = "sequence_batching { oldest { max_candidate_sequences: 4 } }"
+    add_model(tmp_path, "gate", config=GATE_CONFIG.replace("dynamic_batching { }", batching))
+    engine = make_engine(tmp_path)
+    asker = Asker(engine)
+    (first,) = asker.send([request("gate", sequence_id=1, sequence_start=True)])
+    assert gate.started.acquire(timeout=10)
+    stopper = threading.Thread(target=engine.stop)
+    stopper.start()
+    wait_until(lambda: engine.snapshot().stopping)
+    second, start, nameless = asker.send(
+        [
+            request("gate", sequence_id=1, sequence_end=True),
+            request("gate", id="late", sequence_id=2, sequence_start=True),
+            request("gate", id="nameless"),
+        ]
+    )
+    for late in (start, nameless):
+        assert late.refused is not None
+        assert late.refused.message == (
+            "Server is stopping, scheduler for model has stopped accepting new inference requests"
+        )
+        assert late.refused.code.http_status == 503
+    gate.open.set()
+    stopper.join(10)
+    assert [each.wait().error for each in (first, second)] == [None, None]
+
+
 def test_two_threads_may_stop_it_at_once(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
     add_model(tmp_path, "gate", config=GATE_CONFIG)
     engine = make_engine(tmp_path)

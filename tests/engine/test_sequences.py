@@ -153,7 +153,7 @@ def test_an_initial_state_comes_from_its_file(tmp_path: Path, make_engine: Any) 
     assert value(engine, ask(1, 1, start=True)) == 1101
     assert value(engine, ask(1, 1)) == 1002
     (folder / "start").write_bytes(b"ab")
-    with pytest.raises(LoadFailed, match="expects 4 bytes, but the data provided from startonly has 2 bytes."):
+    with pytest.raises(LoadFailed, match=r"expects 4 bytes, but the data provided from startonly has 2 bytes\."):
         engine.load("sum")
     (folder / "start").unlink()
     with pytest.raises(LoadFailed, match="failed to open text file for read"):

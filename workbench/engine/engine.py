@@ -19,11 +19,11 @@ from workbench.engine.configure import Configurator
 from workbench.engine.core import EngineCore, new_loop
 from workbench.engine.lifecycle import Lifecycle
 from workbench.engine.options import ConfigState, ConfigureResult, EngineOptions, SaveResult
+from workbench.engine.sequences import late_refusal
 from workbench.engine.snapshot import EngineSnapshot, version_snapshot
 from workbench.engine.stalls import StallWatch
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.timers import set_timer_slack
-from workbench.engine.validation import id_prefix
 from workbench.errors import InvalidRequest, LoadFailed, NotReady, TimedOut, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import EventLog, RecordRing
@@ -31,7 +31,6 @@ from workbench.repository.models import list_models
 
 T = TypeVar("T")
 
-STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 _SWITCH_INTERVAL_S = 0.0005
 _EXIT_TIMEOUT_S = 2.0
 
@@ -246,8 +245,8 @@ class InferenceEngine:
             WorkbenchError: the request is wrong or cannot be taken; Triton's text.
         """
         model = self._lifecycle.lookup(request.model_name, request.model_version)
-        if self._stopping:
-            raise NotReady(id_prefix(request) + STOPPING)
+        if self._stopping and (text := late_refusal(model, request)):
+            raise NotReady(text)
         return model.accept(request, on_response)
 
     def _submit_nested(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:

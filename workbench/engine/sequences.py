@@ -24,12 +24,13 @@ from workbench.engine.implicit_states import ImplicitStates
 from workbench.engine.model import ModelVersion
 from workbench.engine.prepare import Polled
 from workbench.engine.ticket import OnResponse, Ticket
+from workbench.engine.validation import id_prefix
 from workbench.errors import Cancelled, InstanceDied, InvalidRequest, TimedOut, WorkbenchError
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 from workbench.scheduling.interface import Batch, Item, RejectedItem, SlotRow
 from workbench.scheduling.sequence import sequence_scheduler
-from workbench.scheduling.sequence_base import SequenceScheduler
+from workbench.scheduling.sequence_base import STOPPING_TEXT, SequenceScheduler
 from workbench.scheduling.sequence_settings import ControlColumn, SequenceSettings, sequence_settings_from_config
 
 
@@ -274,6 +275,13 @@ def _control(column: ControlColumn, index: int) -> Tensor:
     else:
         data = np.full(column.shape, value, dtype=row.numpy)
     return Tensor(column.name, column.datatype, column.shape, data)
+
+
+def late_refusal(model: ModelVersion, request: InferenceRequest) -> str:
+    """Why a request is not taken while the server stops (1.16); "" where it is: sequences that are live go on."""
+    if not isinstance(model, SequenceVersion):
+        return id_prefix(request) + STOPPING_TEXT
+    return STOPPING_TEXT if request.sequence_start or not request.sequence_id else ""
 
 
 def make_version(core: EngineCore, polled: Polled, number: int, config: Any, loaded: LoadedModel) -> ModelVersion:
