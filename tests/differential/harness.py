@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -158,6 +158,19 @@ def check(theirs: Sequence[tuple[str, Any]], ours: Sequence[tuple[str, Any]], di
     assert not stale, f"no longer different: {stale}"
 
 
+T = TypeVar("T")
+
+
+def at_rest(ask: Callable[[], T]) -> T:
+    """An answer that has not changed for a quarter of a second."""
+    last, same = ask(), 0
+    while same < 5:
+        threading.Event().wait(0.05)
+        found = ask()
+        last, same = found, same + 1 if found == last else 0
+    return last
+
+
 def described(body: Any) -> str:
     """What a row's label says of a request: its parameters and id, and the shapes of its inputs."""
     if body is None:
@@ -266,7 +279,8 @@ class Talk:
     def end(self) -> None:
         """Opens every gate, waits for what is under way, begins to unload what was loaded."""
         for sent in self._sent:
-            self.release(sent)
+            for model in {sent.model, *self._loaded}:
+                self.release(sent, on=model)
         for sent in self._sent:
             sent.ended.wait(PATIENCE_S)
         for name in reversed(self._loaded):
@@ -335,15 +349,13 @@ class Talk:
 
         Their order in the queue is that of the arguments. ``on`` is the model where they wait: a step of an ensemble.
         """
-        made = []
-        for body in bodies:
-            before = self.pending(on or model)
-            sent = self.send(model, body)
-            self.until(
-                lambda b=before, s=sent: s.ended.is_set() or self.pending(on or model) > b, f"{sent.id} not queued"
-            )
-            made.append(sent)
-        return made
+        return [self._queue_one(model, body, on or model) for body in bodies]
+
+    def _queue_one(self, model: str, body: dict[str, Any], where: str) -> Sent:
+        before = self.pending(where)
+        sent = self.send(model, body)
+        self.until(lambda: sent.ended.is_set() or self.pending(where) > before, f"{sent.id} is not queued")
+        return sent
 
     def together(self, model: str, bodies: Sequence[dict[str, Any]], gap_s: float = 0.0) -> list[Sent]:
         """Sends requests at once, or with gaps, and notes all answers in the order of the list."""
@@ -410,12 +422,7 @@ class Talk:
 
         Failures are those since the case has loaded the model: in Triton their counters outlive a model (stat-17).
         """
-        last, same = self._counters(model), 0
-        while same < 5:
-            threading.Event().wait(0.05)
-            found = self._counters(model)
-            last, same = found, same + 1 if found == last else 0
-        for name, count in last:
+        for name, count in at_rest(lambda: self._counters(model)):
             before = self._before.get(model, {}).get(name, 0) if name.startswith("request_failure") else 0
             self.note(f"metrics {model} {name}", count - before)
 
@@ -440,7 +447,7 @@ class Talk:
         A row for each count, so that a known difference of one hides nothing else.
         """
         path = f"/v2/models/{model}{f'/versions/{version}' if version else ''}/stats"
-        status, answered = self._settled(path)
+        status, answered = at_rest(lambda: self.ask("GET", path))
         if status != 200:
             self.note(f"stats {path}", (status, answered))
             return
@@ -457,20 +464,12 @@ class Talk:
             self.note(f"{where} batch_stats", sizes)
             self.note(f"{where} rest", row)
 
-    def _settled(self, path: str) -> tuple[int, Any]:
-        last, same = self.ask("GET", path), 0
-        while same < 5:
-            threading.Event().wait(0.05)
-            found = self.ask("GET", path)
-            last, same = found, same + 1 if found == last else 0
-        return last
-
     @staticmethod
     def until(condition: Callable[[], bool], what: str) -> None:
         """Waits for a condition."""
         pause = threading.Event()
-        for _ in range(int(PATIENCE_S / 0.005)):
+        for _ in range(int(PATIENCE_S / 0.01)):
             if condition():
                 return
-            pause.wait(0.005)
+            pause.wait(0.01)
         raise AssertionError(what)

@@ -285,7 +285,7 @@ def backlog(talk: Talk) -> None:
     )
     leave(sent[0])
     talk.infer("one", id="end", sequence_id=1, sequence_end=True)
-    finish(talk, "one", *sent[:1])
+    finish(talk, "one", *sent)
 
 
 @case("can-15 gone while it waits behind its own sequence", rules=("1.17", "3.6"))
