@@ -29,7 +29,7 @@ def test_every_panel_has_widgets_a_text_and_a_static_page_without_network(
     head = re.sub(r"<script.*?</script>", "", page, flags=re.S)
     assert not re.findall(r"<(?:link|img|script)\b", head)
     assert '<script type="text/javascript" src=' not in page
-    assert "double" in head or name in ("devices", "sweep")
+    assert "double" in head or name in ("devices", "ensemble", "sweep")
     data = shown._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
     assert "<svg" in data["text/html"]

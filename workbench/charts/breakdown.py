@@ -87,6 +87,7 @@ def update_breakdown(chart: Chart, info: BreakdownInfo) -> None:
     if list(fig.x_range.factors) != list(info.labels):
         fig.x_range.factors = list(info.labels)
     chart.title = info.title
+    chart.note = info.note
     chart.fill("breakdown", _columns(info))
     empty: Any = chart.parts["empty"]
     empty.text = info.empty

@@ -25,6 +25,7 @@ PANELS: dict[str, tuple[str, str]] = {
     "config": ("workbench.panels.config", "ConfigPanel"),
     "live": ("workbench.panels.live", "LivePanel"),
     "sweep": ("workbench.panels.sweep", "SweepPanel"),
+    "ensemble": ("workbench.panels.ensemble", "EnsemblePanel"),
     "devices": ("workbench.panels.devices", "DevicesPanel"),
 }
 """Name → (module, class)."""

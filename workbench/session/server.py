@@ -365,7 +365,7 @@ class Server(ABC):
             return self._session
 
     def panel(self, name: str = "overview", **options: Any) -> Any:
-        """A panel for a notebook: ``overview``, ``config``, ``live``, ``sweep``, ``devices``."""
+        """A panel for a notebook: ``overview``, ``config``, ``live``, ``sweep``, ``ensemble``, ``devices``."""
         import importlib
 
         # The one late binding of the house: session lies below panels.
