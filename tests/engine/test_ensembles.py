@@ -368,6 +368,25 @@ def test_a_request_keeps_the_steps_that_it_began_with(tmp_path: Path, make_engin
 
 
 @pytest.mark.rule("5.9b")
+def test_configuring_an_ensemble_loads_the_steps_that_it_gets(chain: Path, make_engine: Any) -> None:
+    engine = make_engine(chain, load_models=("chain",))
+    add_model(chain, "other")
+    name = "ensemble_scheduling.step[0].model_name"
+    engine.configure("chain", [Edit(name, "set", "other")], dry_run=True)
+    assert not engine.is_model_ready("other"), "only tried"
+    engine.configure("chain", [Edit(name, "set", "other")])
+    assert engine.infer(ask(), 10).error is None
+    assert stats(engine, "other")["inference_count"] == 1
+    with pytest.raises(WorkbenchError, match="contains models that are not available or ambiguous: nobody"):
+        engine.configure("chain", [Edit(name, "set", "nobody")])
+    with pytest.raises(WorkbenchError, match="circular dependency between ensembles: chain"):
+        engine.configure("chain", [Edit(name, "set", "chain")])
+    assert engine.infer(ask(), 10).error is None
+    engine.unload("other")
+    with pytest.raises(WorkbenchError, match=r"not found|has no available versions|not at ready state"):
+        engine.infer(ask(), 10)
+
+
 def test_configuring_an_ensemble_loads_it_anew(chain: Path, make_engine: Any) -> None:
     engine = make_engine(chain)
     result = engine.configure("chain", [Edit("max_batch_size", "set", 4)])

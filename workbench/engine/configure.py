@@ -18,7 +18,7 @@ from workbench.engine.inplace import adopt, update_instances
 from workbench.engine.lifecycle import Lifecycle
 from workbench.engine.model import ModelVersion
 from workbench.engine.options import ConfigureResult, SaveResult
-from workbench.engine.prepare import overlay
+from workbench.engine.prepare import config_json, is_ensemble, overlay
 from workbench.errors import ConfigError, NotFound, NotReady
 
 
@@ -48,12 +48,22 @@ class Configurator:
         """
         started = self._core.clock()
         entry = self._entry(name)
+        if not dry_run:
+            await self._load_steps(entry, edits)
         async with entry.lock:
             document = self._entry(name).document
             assert document is not None
             result = await self._change(entry, document.edit(edits), started, dry_run=dry_run)
         await self._tell_ensembles(result, dry_run=dry_run)
         return result
+
+    async def _load_steps(self, entry: ModelEntry, edits: Sequence[Edit]) -> None:
+        """Loads what an edited ensemble is made of and nobody has loaded yet, as a load of it would."""
+        assert entry.document is not None
+        message = entry.document.edit(edits).message
+        if is_ensemble(message):
+            there = {name for name, other in self._lifecycle.entries.items() if other.ready()}
+            await self._lifecycle.composing.prepare(entry.name, config_json(message), there)
 
     async def _tell_ensembles(self, result: ConfigureResult, *, dry_run: bool = False) -> None:
         """A composing model that has changed may not fit its ensembles any more, or fit them now."""
