@@ -183,7 +183,7 @@ class _Linter:
                 return
             if not recognition.is_request(passage.text):
                 return  # some other JSON
-        check_request_text(passage, self.notes, self.context.config)
+        check_request_text(passage, self.notes, self.context.config, file=path.endswith(".json"))
 
     def _commands(self, passage: Passage) -> None:
         notes = self.notes

@@ -30,6 +30,8 @@ TREE = re.compile("[├└]──|^\\s*(?:\\|--|`--|\\+--)")
 SAMPLE = re.compile(r"^\s*nv_[a-z0-9_]+(?:\{[^}]*\})?\s+[-+0-9.eE]+(?:\s+[0-9]+)?\s*(?:#.*)?$")
 """A line of a metrics page."""
 
+_PATH = re.compile(r"^\s*[\w.<>*{}~/-]+(?:\s+#.*)?$")
+
 _FENCES: dict[str, Kind] = {
     "pbtxt": "config",
     "protobuf": "config",
@@ -109,6 +111,8 @@ def kind_of(text: str) -> Kind | None:
         return "tree"
     if not code:
         return "comment"
+    if len(code) > 2 and any(line.strip() == "config.pbtxt" for line in code) and all(map(_PATH.match, code)):
+        return "tree"
     if all(SAMPLE.match(line) for line in code):
         return "metrics"
     if is_request(text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from workbench.config.texts.recognition import TREE
 from workbench.config.texts.source import Notes, Passage, line_span
 
 _DRAWN = re.compile(r"^(?P<lead>[\s│|]*)(?P<branch>├──|└──|\|--|`--|\+--)[─-]*\s*(?P<name>[^\s#←(]+)(?P<rest>.*)$")
@@ -12,6 +13,9 @@ _MODEL_FILES = re.compile(r"model\.(?:onnx|plan|pt|pt2|py|xml|graphdef|savedmode
 _CONFIG_SLIPS = re.compile(
     r"config\.(?:pbtx|pbtext|pbxt|prototxt|pb\.txt|pb|pbtxt\.txt|textproto|proto)|configs?\.pbtxts?"
 )
+
+
+_INDENTED = re.compile(r"^(?P<lead>\s*)(?P<branch>)(?P<name>[^\s#(]+)(?P<rest>.*)$")
 
 
 @dataclass(slots=True)
@@ -84,11 +88,12 @@ def _parse(text: str) -> list[_Entry]:
     roots: list[_Entry] = []
     stack: list[_Entry] = []
     at = 0
+    drawn = _DRAWN if any(TREE.search(line) for line in text.split("\n")) else _INDENTED
     while at < len(text):
         start, end = line_span(text, at)
         line = text[start:end].rstrip("\r\n")
         at = end
-        match = _DRAWN.match(line)
+        match = drawn.match(line)
         if match is None:
             word = re.match(r"\s*([^\s#(]+)", line)
             if word is None or stack:
@@ -102,7 +107,7 @@ def _parse(text: str) -> list[_Entry]:
                 stack = [entry]
             continue
         entry = _Entry(
-            match["name"], match.start("branch"), start + match.start("name"), start, match["lead"], match["branch"]
+            match["name"], match.end("lead"), start + match.start("name"), start, match["lead"], match["branch"]
         )
         while stack and stack[-1].depth >= entry.depth:
             stack.pop()
