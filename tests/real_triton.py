@@ -31,8 +31,7 @@ def real_triton(oracle: Path, repository: Path, log: Path, options: Sequence[str
         str(oracle / "real-tritonserver"), f"--model-repository={repository}", f"--http-port={http}",
         f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false", *options,
     ]  # fmt: skip
-    # Without __pycache__ a model's directory stays as it is; else every load of it is a new one.
-    environment = os.environ | {"REAL_TRITON_PIP": "numpy<2", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"REAL_TRITON_PIP": "numpy<2"}
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, env=environment)
     try:

@@ -71,6 +71,8 @@ def put(
         (root / name / version).mkdir(parents=True)
         if source is not None:
             (root / name / version / "model.py").write_text(source)
+            # in its place, so that the first import does not change the directory: Triton's next load would be anew
+            (root / name / version / "__pycache__").touch()
     (root / name / "config.pbtxt").write_text(f"{platform}\nmax_batch_size: {size}\n{inputs}{outputs}{group}{extra}\n")
 
 
