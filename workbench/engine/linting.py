@@ -223,7 +223,7 @@ class _Run:
         reports = []
         for path, findings in found.items():
             left = {(finding.rule, finding.message) for finding in findings}
-            fixed = [title for key, title in offered.get(path, {}).items() if key not in left]
+            fixed = dict.fromkeys(title for key, title in offered.get(path, {}).items() if key not in left)
             reports.append(FileReport(path, tuple(findings), tuple(fixed)))
         return reports
 
@@ -295,7 +295,9 @@ def _beside(
     def find(name: str) -> LintedModel | None:
         if name not in known:
             directory = repository / name
-            known[name] = read(directory) if name and "/" not in name and _is_model(directory) else None
+            known[name] = (
+                read(directory) if name and "/" not in name and directory.is_dir() and _is_model(directory) else None
+            )
         return known[name]
 
     return find
