@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from workbench.engine import InferenceEngine
 from workbench.protocol.tensors import InferenceRequest, Tensor
 
 F = np.float32
+THREAD_OR_FULL = pytest.mark.parametrize("execution", [pytest.param("process", marks=pytest.mark.full), "thread"])
+"""On a thread; in a process too with `make test-full`."""
 PYTHON = "import json, os, threading, time\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n"
 
 

@@ -78,8 +78,7 @@ def lead(engine: InferenceEngine, sent: np.ndarray[Any, Any]) -> int:
 
 
 @pytest.mark.rule("5.7b")
-@pytest.mark.parametrize("execution", ["process", "thread"])
-@pytest.mark.parametrize("limit", [1, 8])
+@pytest.mark.parametrize(("execution", "limit"), [("process", 8), ("thread", 8), ("thread", 1)])
 def test_f20_server_8458_the_producer_is_held_and_the_order_is_kept(
     root: Path, make_engine: Any, execution: str, limit: int
 ) -> None:
@@ -92,7 +91,7 @@ def test_f20_server_8458_the_producer_is_held_and_the_order_is_kept(
     wait_until(lambda: models.nothing_left(engine))
 
 
-@pytest.mark.parametrize("execution", ["process", "thread"])
+@models.THREAD_OR_FULL
 def test_f20_server_8458_without_the_limit_all_wait_in_the_queue_of_the_step(
     root: Path, make_engine: Any, execution: str
 ) -> None:
@@ -105,7 +104,7 @@ def test_f20_server_8458_without_the_limit_all_wait_in_the_queue_of_the_step(
 
 
 @pytest.mark.rule("5.7a")
-@pytest.mark.parametrize("execution", ["process", "thread"])
+@models.THREAD_OR_FULL
 def test_f20_server_8458_several_requests_share_the_limit(root: Path, make_engine: Any, execution: str) -> None:
     """Per step over all requests (r26.04): each keeps its order, none starves."""
     add_chain(root, 2)
@@ -154,7 +153,7 @@ def test_f20_server_8458_a_held_producer_is_let_go_when_its_request_ends(
     assert len(list(engine.infer_stream(ask(3)))) in (3, 4), "the instance is still held"
 
 
-@pytest.mark.parametrize("execution", ["process", "thread"])
+@models.THREAD_OR_FULL
 def test_f20_server_8458_an_ensemble_inside_holds_its_own_producers(
     root: Path, make_engine: Any, execution: str
 ) -> None:
@@ -217,7 +216,7 @@ class TritonPythonModel:
 """
 
 
-@pytest.mark.parametrize("execution", ["process", "thread"])
+@models.THREAD_OR_FULL
 def test_f20_server_8458_a_step_that_calls_its_held_producer_does_not_hang(
     root: Path, make_engine: Any, execution: str
 ) -> None:

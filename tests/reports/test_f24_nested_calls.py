@@ -105,7 +105,7 @@ def test_f24_server_8358_a_callee_that_does_not_need_the_resource_runs(
     wait_until(lambda: models.nothing_left(engine))
 
 
-@EXECUTIONS
+@models.THREAD_OR_FULL
 @pytest.mark.parametrize("through_ensemble", [False, True])
 def test_f24_server_8358_what_is_kept_for_others_is_given_to_the_callee(
     root: Path, make_engine: Any, gate: Gate, signals: Signals, execution: str, through_ensemble: bool
@@ -128,7 +128,7 @@ def test_f24_server_8358_what_is_kept_for_others_is_given_to_the_callee(
     wait_until(lambda: models.nothing_left(engine))
 
 
-@EXECUTIONS
+@models.THREAD_OR_FULL
 def test_f24_server_8358_whoever_waits_for_whom_is_told(
     root: Path, make_engine: Any, gate: Gate, signals: Signals, execution: str
 ) -> None:
@@ -158,7 +158,7 @@ def told(engine: InferenceEngine) -> list[Any]:
     return [event for event in engine.events.after() if event.kind == "waits"]
 
 
-@EXECUTIONS
+@models.THREAD_OR_FULL
 def test_f24_server_8358_a_circle_is_an_error_that_names_it_and_stop_ends_it(
     root: Path, make_engine: Any, gate: Gate, signals: Signals, execution: str
 ) -> None:
@@ -212,8 +212,7 @@ def test_f24_server_8358_how_long_is_an_option_of_the_server(root: Path) -> None
 # ---- the server stops
 
 
-@EXECUTIONS
-@pytest.mark.parametrize("order", ["DAB", "BAD"])
+@pytest.mark.parametrize(("execution", "order"), [("process", "DAB"), ("thread", "BAD")])
 def test_f28_server_6287_running_calls_finish_before_anything_is_unloaded(
     root: Path, make_engine: Any, gate: Gate, tmp_path: Path, execution: str, order: str
 ) -> None:
@@ -247,7 +246,7 @@ def states(engine: InferenceEngine, state: str) -> list[str]:
     return [each.model for each in engine.events.after() if each.kind == "state" and each.data["state"] == state]
 
 
-@EXECUTIONS
+@models.THREAD_OR_FULL
 def test_f28_server_6230_what_does_not_end_is_cut_at_the_limit(
     root: Path, make_engine: Any, gate: Gate, signals: Signals, execution: str
 ) -> None:

@@ -54,9 +54,19 @@ def countdown(number: int, **fields: Any) -> InferenceRequest:
     return InferenceRequest("count", [Tensor.from_numpy("INPUT", np.array([[number]], np.int32))], **fields)
 
 
-@pytest.mark.parametrize("backend", ["example", "python in a process", "python on a thread"])
-@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
-@pytest.mark.parametrize("name", [7, "seven"])
+OLDEST = "oldest { max_candidate_sequences: 4 }"
+
+
+@pytest.mark.parametrize(
+    ("backend", "strategy", "name"),
+    [
+        ("example", "direct { }", 7),
+        ("example", OLDEST, "seven"),
+        ("python in a process", OLDEST, 7),
+        ("python on a thread", "direct { }", "seven"),
+        ("python on a thread", OLDEST, 7),
+    ],
+)
 def test_f35_server_8167_start_and_end_in_one_request_get_all_responses(
     root: Path, make_engine: Any, backend: str, strategy: str, name: int | str
 ) -> None:
@@ -79,7 +89,7 @@ def test_f35_server_8167_start_and_end_in_one_request_get_all_responses(
 
 def test_f35_server_8167_several_at_once_and_without_an_id(root: Path, make_engine: Any) -> None:
     """With ids of their own and without any: each gets its own responses, none is frozen."""
-    models.add(root, "count", COUNTDOWN % (4, "oldest { max_candidate_sequences: 4 }"))
+    models.add(root, "count", COUNTDOWN % (4, OLDEST))
     engine = make_engine(root)
     both = {"sequence_start": True, "sequence_end": True}
     requests = [countdown(n, sequence_id=n + 10, **both) for n in range(1, 6)] + [countdown(n) for n in range(1, 6)]
