@@ -367,7 +367,7 @@ def test_a_request_keeps_the_steps_that_it_began_with(tmp_path: Path, make_engin
     wait_until(lambda: gate.live == 0)
 
 
-@pytest.mark.rule("5.9b")
+@pytest.mark.rule("5.9c")
 def test_configuring_an_ensemble_loads_the_steps_that_it_gets(chain: Path, make_engine: Any) -> None:
     engine = make_engine(chain, load_models=("chain",))
     add_model(chain, "other")
@@ -387,6 +387,7 @@ def test_configuring_an_ensemble_loads_the_steps_that_it_gets(chain: Path, make_
         engine.infer(ask(), 10)
 
 
+@pytest.mark.rule("5.9b")
 def test_configuring_an_ensemble_loads_it_anew(chain: Path, make_engine: Any) -> None:
     engine = make_engine(chain)
     result = engine.configure("chain", [Edit("max_batch_size", "set", 4)])

@@ -172,7 +172,6 @@ def test_a_control_that_the_file_lacks_is_refused(tmp_path: Path, make_engine: A
 # ---- texts (3.1-3.3)
 
 
-@pytest.mark.rule("3.1", "3.2a", "3.2b")
 def test_completing_takes_every_input_of_the_file_also_controls_and_states(tmp_path: Path, make_engine: Any) -> None:
     """As Triton's ONNX Runtime backend: whoever has controls writes the inputs."""
     batching = f'backend: "onnxruntime" max_batch_size: 4 sequence_batching {{ {CONTROLS} {STATE % ""} }}'
@@ -190,6 +189,7 @@ def output_names(engine: InferenceEngine, model: str) -> list[str]:
     return [each.name for each in engine.infer(ask(1, 1, start=True, model=model), 10).outputs]
 
 
+@pytest.mark.rule("3.1", "3.2a", "3.2b")
 def test_what_is_refused(tmp_path: Path, make_engine: Any) -> None:
     add_accumulator(tmp_path)
     engine = make_engine(tmp_path)
