@@ -81,7 +81,7 @@ def test_pipelines_runs_and_tells_the_truth(workplace: Path) -> None:
     assert "with a timeout of 0.1 ms: in ensemble 'semantic_search', Request timeout expired" in everything
     usual, urgent = (int(found) for found in re.findall(r"priority \d p50 (\d+) ms", everything))
     assert urgent < usual
-    assert len([cell for cell in notebook.cells if "<svg" in output_html(cell)]) == 4
+    assert len([cell for cell in notebook.cells if "<svg" in output_html(cell)]) == 5
     exported = sorted(path.name for path in (workplace / "runs/pipelines/export/model_repository").iterdir())
     assert exported == ["minilm", "semantic_search", "semantic_search_bls", "tokenizer", "vector_search"]
 
