@@ -367,6 +367,14 @@ def test_a_request_keeps_the_steps_that_it_began_with(tmp_path: Path, make_engin
     wait_until(lambda: gate.live == 0)
 
 
+def test_a_configuration_that_is_refused_loads_no_steps(repository: Path, make_engine: Any) -> None:
+    add_ensemble(repository, "unused", [step("double", "X", "Y"), step("double", "X", "t")])
+    engine = make_engine(repository, load_models=())
+    with pytest.raises(WorkbenchError, match="failed to poll from model repository"):
+        engine.load("unused")
+    assert not engine.is_model_ready("double")
+
+
 @pytest.mark.rule("5.9c")
 def test_configuring_an_ensemble_loads_the_steps_that_it_gets(chain: Path, make_engine: Any) -> None:
     engine = make_engine(chain, load_models=("chain",))

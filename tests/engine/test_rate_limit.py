@@ -97,6 +97,29 @@ def test_a_limit_that_is_too_small_fails_the_load(tmp_path: Path, make_engine: A
     wait_until(lambda: gate.live == 0)
 
 
+def test_an_update_that_needs_too_much_is_refused_and_changes_nothing(
+    tmp_path: Path, make_engine: Any, gate: Gate
+) -> None:
+    gate.open.set()
+    add_gate(tmp_path, "a", NEEDS_R % 1)
+    add_gate(tmp_path, "b", NEEDS_R % 2)
+    engine = limited(make_engine, tmp_path, "R:2")
+    needed = Edit("instance_group[0].rate_limiter.resources[0].count", "set", 3)
+    for edits in ([needed], [needed, Edit("instance_group[0].count", "set", 2)]):
+        with pytest.raises(LoadFailed) as caught:
+            engine.configure("a", edits)
+        assert caught.value.message == (
+            "load failed for model 'a': version 1 is at READY state: Invalid argument: Resource count for \"R\" is "
+            "limited to 2 which will prevent scheduling of one or more model instances, the minimum required count is "
+            "3;\n"
+        )
+    for model in "ab":
+        assert engine.infer(ask(model), 10).error is None
+    engine.configure("a", [Edit("instance_group[0].rate_limiter.resources[0].count", "set", 2)])
+    assert engine.infer(ask("a"), 10).error is None
+    assert gate.live == 2
+
+
 def test_instances_come_and_go_with_their_needs(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
     gate.open.set()
     add_gate(tmp_path, "a", NEEDS_R % 1)

@@ -93,7 +93,8 @@ class Composing:
                 source = read_model(find_model(options.repositories, name), options.config_name)
                 if b"ensemble_scheduling" not in (source.config_bytes or b""):
                     return frozenset()
-                message = read_document(source).message
+                # one that is refused loads nothing, not even its steps
+                message = self._lifecycle.poll_document(source, read_document(source), False).config
         except (WorkbenchError, OSError):
             return frozenset()
         return frozenset(required_versions(message))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.engine.core import EngineCore
-from workbench.engine.entry import ModelEntry
+from workbench.engine.entry import ModelEntry, state_reason
 from workbench.engine.execution import InstanceSlot
 from workbench.engine.instances import make_slots, plan_update, tell_of_policies
 from workbench.engine.model import ModelVersion
@@ -31,14 +31,17 @@ async def update_instances(core: EngineCore, entry: ModelEntry, configs: Mapping
     """Makes new instances before old ones go; if one cannot be made, nothing changes.
 
     Raises:
-        LoadFailed: an instance could not be made.
+        LoadFailed: an instance could not be made, or the rate limiter has not what the instances are to need.
     """
     assert entry.source is not None
     plans: list[tuple[ModelVersion, list[InstanceSlot], list[InstanceSlot]]] = []
+    number = 0
     try:
         for number, config in configs.items():
             model = entry.versions[number].model
             assert model is not None
+            if core.turns is not None:
+                core.turns.check(model, config)
             there = [*model.slots, *model.passive]
             kept, missing = plan_update(there, core.placement.specs(config, model.next_index))
             model.next_index += len(missing)
@@ -49,9 +52,9 @@ async def update_instances(core: EngineCore, entry: ModelEntry, configs: Mapping
                 if core.turns is not None:
                     core.turns.forget(slot)
                 await core.on_closer(slot.close)
-        message = getattr(error, "message", str(error))
         raise LoadFailed(
-            f"load failed for model '{entry.name}': {message}\n", hint="the instances that were there still serve"
+            f"load failed for model '{entry.name}': version {number} is at READY state: {state_reason(error)};\n",
+            hint="the instances that were there still serve",
         ) from error
     for model, kept, slots in plans:
         for slot in slots:

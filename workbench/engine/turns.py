@@ -60,6 +60,14 @@ class Turns:
                 self.forget(slot)
             raise
 
+    def check(self, model: ModelVersion, config: Any) -> None:
+        """Whether a model's instances may need what a configuration says; nothing changes.
+
+        Raises:
+            ConfigError: as ``register``.
+        """
+        self.limiter.check({slot: _needs(config, slot)[0] for slot in model.slots if slot in self._models})
+
     def renew(self, model: ModelVersion) -> None:
         """A model's configuration has changed: its instances need what their groups say now."""
         for slot in model.slots:

@@ -23,7 +23,7 @@ it, and none of its resources are once ``PATIENCE`` others have overtaken it. So
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,6 +174,22 @@ class RateLimiter:
             self._measure()
             raise
         return self._grant()
+
+    def check(self, changed: Mapping[Hashable, Iterable[ResourceNeed]]) -> None:
+        """Whether instances may need this instead of what they need; nothing changes.
+
+        Raises:
+            ConfigError: as ``register``.
+        """
+        before = {key: self._instances[key].needs for key in changed}
+        for key, needs in changed.items() if self.enabled else ():
+            self._instances[key].needs = {need.key: need.count for need in needs}
+        try:
+            self._measure()
+        finally:
+            for key, kept in before.items():
+                self._instances[key].needs = kept
+            self._measure()
 
     def unregister(self, key: Hashable) -> list[Hashable]:
         """The instance is gone; what it holds is free. Gives what is granted by that."""
