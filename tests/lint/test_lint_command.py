@@ -160,3 +160,12 @@ def test_a_chain_of_ensembles_names_the_model_that_is_at_fault(tmp_path: Path) -
     assert found["outer"] == [
         f"ensemble 'outer' depends on 'e' which is not valid. Model 'e' failed with error: {inner}"
     ]
+
+
+@pytest.mark.parametrize("path", [".", "config.pbtxt", "../m", "1/.."])
+def test_a_model_is_checked_from_within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    write(tmp_path, py('name: "x"\n' + BATCHING))
+    monkeypatch.chdir(tmp_path / "m")
+    assert [each.message for file in wb.lint(path) for each in file.findings] == [
+        "unexpected directory name 'm' for model 'x', directory name must equal model name"
+    ]

@@ -160,19 +160,24 @@ def _targets(paths: Sequence[Path]) -> _Targets:
     found = _Targets()
     for path in paths:
         if path.is_file() and path.name == "config.pbtxt" and find_versions(path.parent)[0]:
-            found.directories.append(path.parent)
+            found.directories.append(_named(path.parent))
         elif path.is_file():
             found.files.append(path)
         elif not path.is_dir():
             raise NotFound(f"{path} does not exist", where=str(path))
         elif _is_model(path):
-            found.directories.append(path)
+            found.directories.append(_named(path))
         elif list_models([path]):
             found.repositories.append(path)
         else:
             hint = "give a config.pbtxt, a model directory or a repository"
             raise NotFound(f"no config.pbtxt at {path}", where=str(path), hint=hint)
     return found
+
+
+def _named(directory: Path) -> Path:
+    """A directory by a path that ends with its name, which is the model's: ``.`` does not."""
+    return directory if directory.name not in ("", "..") else directory.resolve()
 
 
 def _is_model(path: Path) -> bool:
