@@ -197,6 +197,15 @@ class ThreadInstance:
         if sink.error:
             raise BackendError(sink.error, where=self._runner.instance)
 
+    def on_error(self, tell: Callable[[BaseException], None]) -> None:
+        """From now on ``tell`` gets what the model's ``execute`` raises, as it is, before the batch fails."""
+        self._runner.on_error = tell
+
+    def abandon(self) -> None:
+        """Takes the model's modules away and leaves the model itself as it is: a debugger may look at it."""
+        self._runtime.close()
+        self._space.close()
+
     def close(self) -> None:
         """Calls the model's ``finalize`` and takes its modules away."""
         text = self._runner.finalize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import orjson
 
@@ -13,7 +13,8 @@ from workbench.client.http_client import answer_error, encode_json, parse_json
 from workbench.client.http_pool import Answer, HttpPool
 from workbench.client.interface import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Config
 from workbench.errors import InternalError, WorkbenchError, from_json
-from workbench.protocol.http_codec import HEADER_LENGTH
+from workbench.protocol.http_codec import HEADER_LENGTH, MODEL_HEADER, VERSION_HEADER, DecodeOptions, decode_request
+from workbench.protocol.tensors import InferenceRequest
 from workbench.records import Event, RecordColumns, decode_columns
 
 _ROOT = "/v2/workbench"
@@ -79,6 +80,24 @@ class ControlClient:
         if length is None or not length.isdigit():
             raise InternalError(f"the server's records have no {HEADER_LENGTH}", where=self.url)
         return decode_columns(answer.body[: int(length)], memoryview(answer.body)[int(length) :])
+
+    def captured(self) -> list[dict[str, Any]]:
+        """The requests whose inputs are kept: ``seq``, ``model``, ``why``, ``duration_ns``, ``size`` and more."""
+        return list(self._json("GET", "/captured"))
+
+    def captured_request(self, seq: int) -> InferenceRequest:
+        """A kept request, with its inputs.
+
+        Raises:
+            NotFound: it is not kept (any more).
+        """
+        answer = self._call("GET", f"/captured/{seq}")
+        length = answer.headers.get(HEADER_LENGTH.lower())
+        options = DecodeOptions(
+            unquote(answer.headers.get(MODEL_HEADER.lower(), "")),
+            int(answer.headers.get(VERSION_HEADER.lower(), "-1")),
+        )
+        return decode_request(answer.body, None if length is None else int(length), options)
 
     def events(self, after: int = -1) -> list[Event]:
         """The events after a number that the server still keeps."""

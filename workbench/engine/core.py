@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from workbench.clock import Clock
+from workbench.engine.captured import CapturedRequests
 from workbench.engine.devices import Placement
 from workbench.engine.inbox import Inbox
 from workbench.engine.nested import NestedCalls
@@ -40,12 +41,14 @@ class EngineCore:
         clock: Clock,
         records: RecordRing,
         events: EventLog,
+        captured: CapturedRequests,
     ) -> None:
         self.options = options
         self.loop = loop
         self.clock = clock
         self.records = records
         self.events = events
+        self.captured = captured
         self.inbox = Inbox(loop)
         self.timers = Timers(loop, clock=clock)
         self.loaders = ThreadPoolExecutor(max(1, options.load_threads), thread_name_prefix="workbench-loader")

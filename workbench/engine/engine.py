@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import workbench.engine.questions as questions
 from workbench.clock import Clock, monotonic_ns, wall_ms
 from workbench.config import Edit
+from workbench.engine.captured import CapturedRequests
 from workbench.engine.configure import Configurator
 from workbench.engine.core import EngineCore, new_loop
 from workbench.engine.lifecycle import Lifecycle
@@ -48,6 +49,7 @@ class InferenceEngine:
         self.options = options
         self.records = RecordRing(options.record_capacity)
         self.events = EventLog(clock=clock)
+        self.captured = CapturedRequests()
         self._clock = clock
         self._thread: threading.Thread | None = None
         self._core: EngineCore
@@ -124,7 +126,7 @@ class InferenceEngine:
 
     def _set_up(self) -> None:
         set_timer_slack()
-        self._core = EngineCore(self.options, self.loop, self._clock, self.records, self.events)
+        self._core = EngineCore(self.options, self.loop, self._clock, self.records, self.events, self.captured)
         self._core.inbox.adopt_thread()
         self.loop.set_exception_handler(self._on_loop_error)
         for note in self._core.placement.notes():

@@ -25,13 +25,16 @@ from workbench.protocol.http_request import (
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 __all__ = [
-    "HEADER_LENGTH", "MAX_INPUT_SIZE", "SHARED_MEMORY_DISABLED", "Classify", "DecodeOptions", "DecodedRequest",
-    "decode_error", "decode_request", "decode_response", "encode_request", "encode_response", "json_too_large",
-    "raw_request",
+    "HEADER_LENGTH", "MAX_INPUT_SIZE", "MODEL_HEADER", "SHARED_MEMORY_DISABLED", "VERSION_HEADER", "Classify",
+    "DecodeOptions", "DecodedRequest", "decode_error", "decode_request", "decode_response", "encode_request",
+    "encode_response", "json_too_large", "raw_request",
 ]  # fmt: skip
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """The header that says where the JSON ends and the raw buffers begin."""
+
+MODEL_HEADER, VERSION_HEADER = "Workbench-Model", "Workbench-Model-Version"
+"""Where the control plane says which model (percent-encoded) and version a captured request went to."""
 
 Classify = Callable[[Tensor, int], Tensor]
 """Turns an output into its best N classes; see ``classification``."""

@@ -7,15 +7,16 @@ import hmac
 import os
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, quote, unquote
 
 import orjson
 
 from workbench import __version__
 from workbench.errors import InternalError, InvalidRequest
 from workbench.protocol import json_data as js
-from workbench.protocol.http_codec import HEADER_LENGTH
+from workbench.protocol.http_codec import HEADER_LENGTH, MODEL_HEADER, VERSION_HEADER, encode_request
 from workbench.server.http import Exchange, Stream
 
 if TYPE_CHECKING:
@@ -25,9 +26,22 @@ if TYPE_CHECKING:
     from workbench.server.options import ServerOptions
 
 API_VERSION = 1
-FEATURES = ("configure", "save", "revert", "load", "unload", "records", "events", "devices", "wire", "shutdown")
+FEATURES = (
+    "configure",
+    "save",
+    "revert",
+    "load",
+    "unload",
+    "records",
+    "captured",
+    "events",
+    "devices",
+    "wire",
+    "shutdown",
+)
 
 _SEQUENCE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_CAPTURED = re.compile(r"/v2/workbench/captured/([0-9]{1,18})")
 _MODEL = re.compile(r"/v2/workbench/models/([^/]+)/(config|configure|save|revert|load|unload)")
 _KEEP_ALIVE_S = 15.0
 
@@ -48,6 +62,7 @@ class ControlPlane:
             "/v2/workbench": (b"GET", self._capabilities),
             "/v2/workbench/state": (b"GET", self._state),
             "/v2/workbench/records": (b"GET", self._records),
+            "/v2/workbench/captured": (b"GET", self._captured),
             "/v2/workbench/events": (b"GET", self._events),
             "/v2/workbench/devices": (b"GET", self._devices),
             "/v2/workbench/wire": (b"GET", self._wire),
@@ -56,6 +71,9 @@ class ControlPlane:
         found = table.get(path)
         if found is not None:
             return self._guarded(*found)
+        captured = _CAPTURED.fullmatch(path)
+        if captured is not None:
+            return self._guarded(b"GET", lambda exchange: self._captured_request(exchange, int(captured[1])))
         match = _MODEL.fullmatch(path)
         if match is None:
             return self._guarded(b"", lambda exchange: exchange.error(404, "Not Found"))
@@ -147,6 +165,17 @@ class ControlPlane:
         # tens of thousands of rows take long enough to be felt by requests
         assert self.api is not None
         self.api.infer.off_loop(exchange, lambda: encode_columns(records.read(after)), send)
+
+    def _captured(self, exchange: Exchange) -> None:
+        exchange.json([asdict(row) for row in self.engine.captured.rows()])
+
+    def _captured_request(self, exchange: Exchange, seq: int) -> None:
+        """The request as KServe has it, with what its URL would say in two headers."""
+        request = self.engine.captured.get(seq)
+        head, buffers = encode_request(request)
+        about = ((MODEL_HEADER, quote(request.model_name, safe="")), (VERSION_HEADER, str(request.model_version)))
+        length = ((HEADER_LENGTH, head[HEADER_LENGTH]),) if HEADER_LENGTH in head else ()
+        exchange.respond(200, buffers, head["Content-Type"], (*about, *length))
 
     def _events(self, exchange: Exchange) -> None:
         after, log = _after(exchange), self.engine.events

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.config import Edit
 from workbench.engine import EngineOptions, InferenceEngine
+from workbench.engine.captured import CapturedRow
 from workbench.engine.options import BACKEND_DIRECTORY, scheduling_hooks
 from workbench.errors import Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import Event, RecordColumns
 from workbench.server.infer import DECOUPLED
+from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
 from workbench.session.opening import PathLike, repositories
 from workbench.session.pipelines import traffic_frame
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
-from workbench.session.server import Server, config_json
+from workbench.session.server import Server
 from workbench.telemetry import Device
 
 if TYPE_CHECKING:
@@ -186,6 +188,14 @@ class Engine(Server):
     def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self.engine.events.after(after)
+
+    def captured(self) -> list[CapturedRow]:
+        """The requests whose inputs are kept, by ``seq``."""
+        return self.engine.captured.rows()
+
+    def captured_request(self, seq: int) -> InferenceRequest:
+        """A kept request, with its inputs."""
+        return self.engine.captured.get(seq)
 
     def traffic(self) -> pd.DataFrame:
         """Bytes moved to and from Python models in processes, and between an ensemble's steps."""

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 from workbench.client import ControlClient, TritonClient
 from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument, Edit, change_class, from_json, to_json, to_text
+from workbench.engine.captured import CapturedRow
 from workbench.errors import ConnectionFailed, TimedOut, Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import Event, RecordColumns
 from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
+from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
 from workbench.session.owned import OwnedProcess, log_path, tail
 from workbench.session.pipelines import composing_models, traffic_frame
 from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
-from workbench.session.server import Server, config_json
+from workbench.session.server import Server
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -222,6 +224,14 @@ class WorkbenchServer(ClientServer):
     def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self._control.events(after)
+
+    def captured(self) -> list[CapturedRow]:
+        """The requests whose inputs are kept, by ``seq``."""
+        return [CapturedRow(**row) for row in self._control.captured()]
+
+    def captured_request(self, seq: int) -> InferenceRequest:
+        """A kept request, with its inputs."""
+        return self._control.captured_request(seq)
 
     def traffic(self) -> pd.DataFrame:
         """Bytes moved on the wire, to and from Python models, and between an ensemble's steps."""

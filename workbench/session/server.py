@@ -6,25 +6,16 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from workbench.client.http_client import encode_json
-from workbench.config import Edit, parse_edit
+from workbench.config import Edit
 from workbench.errors import InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
 from workbench.profiling.point import Point
-from workbench.protocol.datatypes import BY_WIRE
-from workbench.protocol.tensors import (
-    InferenceRequest,
-    InferenceResponse,
-    Parameter,
-    RequestedOutput,
-    Tensor,
-    as_bytes_array,
-)
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
+from workbench.session.given import EditLike, as_edits, as_tensor, plain
 from workbench.session.hints import explain
 from workbench.session.pipelines import breakdown_frame, composing_models
 from workbench.session.results import ConfigureResult, ConfigView, ModelRow, ModelTable, Result, SaveResult, Statistics
@@ -32,50 +23,15 @@ from workbench.session.results import ConfigureResult, ConfigView, ModelRow, Mod
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.engine.captured import CapturedRow
     from workbench.export import ExportResult
     from workbench.profiling import SweepJob, SweepResult
     from workbench.records import Event, RecordColumns
     from workbench.session.state import SessionState
 
 Kind = Literal["process", "kernel", "remote"]
-EditLike = Edit | str | Mapping[str, Any] | Point
 
 _MAKING_SESSION = threading.Lock()  # one state a server, whichever thread asks first
-
-
-def as_edits(edits: Iterable[EditLike], fields: Mapping[str, Any]) -> list[Edit]:
-    """Edits from what a person writes: ``"path=json"``, ``{"path", "op", "value"}``, ``Edit``, a measured ``Point``
-    (its settings), and keyword fields.
-
-    A keyword is a top-level field of the configuration (``max_batch_size=8``); ``__`` stands for a dot
-    (``dynamic_batching__max_queue_delay_microseconds=500``).
-
-    Raises:
-        ConfigError: a text that is not ``path=json``.
-    """
-    out = []
-    for edit in edits:
-        if isinstance(edit, str):
-            out.append(parse_edit(edit))
-        elif isinstance(edit, Mapping):
-            out.append(Edit.from_json(edit))
-        elif isinstance(edit, Point):
-            out += edit.edits()
-        else:
-            out.append(edit)
-    out += [
-        Edit(path.replace("__", "."), "remove" if value is None else "set", value) for path, value in fields.items()
-    ]
-    return [replace(edit, value=_plain(edit.value)) for edit in out]
-
-
-def _plain(value: Any) -> Any:
-    """A value with numpy's numbers and arrays as Python's: what a notebook computes is as good as what it writes."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class Server(ABC):
@@ -202,7 +158,7 @@ class Server(ABC):
             # An unknown model is the answer of the inference itself, with its own text.
             with contextlib.suppress(NotFound, NotReady, InvalidRequest):
                 declared = {entry["name"]: entry["datatype"] for entry in self.model_metadata(model).get("inputs", ())}
-        return [_tensor(name, value, declared.get(name, "")) for name, value in inputs.items()]
+        return [as_tensor(name, value, declared.get(name, "")) for name, value in inputs.items()]
 
     # -- configuration --------------------------------------------------------------------------------------------
 
@@ -267,6 +223,42 @@ class Server(ABC):
     def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number: states, applied edits, instance failures, log lines."""
         raise Unsupported(f"{self._who()} tells no events over this connection", hint="read its log")
+
+    def captured(self) -> list[CapturedRow]:
+        """The requests whose inputs are kept, by ``seq``: failed ones and each model's slowest (64 MiB in all)."""
+        raise Unsupported(f"{self._who()} keeps no requests", hint="serve its repository here")
+
+    def captured_request(self, seq: int) -> InferenceRequest:
+        """A kept request, with its inputs.
+
+        Raises:
+            NotFound: it is not kept (any more).
+            Unsupported: a remote Triton keeps none.
+        """
+        raise Unsupported(f"{self._who()} keeps no requests", hint="serve its repository here")
+
+    def replay(self, record: Any = None, *, timeout_s: float = 60.0) -> Result | list[Result]:
+        """Runs a captured request of a Python model again, on this thread, with the model.py as it lies there now.
+
+        Prints appear here, ``breakpoint()`` stops here, and what the model raises is raised here as it is, so that
+        ``%debug`` looks at the model's own frames. The server's instances are not touched; requests to other models
+        (BLS) go to the server.
+
+        Args:
+            record: a ``seq``, a row of ``records()`` or of ``captured()``; None is the newest request that failed.
+            timeout_s: how long a decoupled model may take for its responses after ``execute`` has returned.
+
+        Returns:
+            The answer; the list of answers of a decoupled model.
+
+        Raises:
+            NotFound: the request is not kept.
+            Unsupported: the model is not a model.py, or its files are on another machine.
+        """
+        from workbench.session.replay import replay
+
+        __tracebackhide__ = True
+        return replay(self, record, timeout_s)
 
     def breakdown(self, model: str, *, seconds: float | None = None) -> pd.DataFrame:
         """Where the time of an ensemble's requests goes, step by step; also of a Python model's that asks others (BLS).
@@ -342,7 +334,7 @@ class Server(ABC):
         """
         from workbench.session.measuring import sweep
 
-        return sweep(self, model, _plain(grid or {}), wait=wait, **options)
+        return sweep(self, model, plain(grid or {}), wait=wait, **options)
 
     def export(self, to: str | Path, **options: Any) -> ExportResult:
         """Writes the repository with the configurations as they are applied now, and ``provenance.json``."""
@@ -446,39 +438,3 @@ def _row(entry: Mapping[str, str], known: Mapping[str, Any]) -> ModelRow:
         failures=int(sum(known.get("failures", {}).values())),
         steps=tuple(known.get("steps", ())),
     )
-
-
-def _tensor(name: str, value: Any, datatype: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, np.ndarray):
-        return Tensor.from_numpy(name, np.ascontiguousarray(value) if value.dtype != np.object_ else value)
-    row = BY_WIRE.get(datatype)
-    if row is None:
-        return Tensor.from_numpy(name, np.asarray(value))
-    if row.wire == "BYTES":
-        array = np.array(value, dtype=np.object_)
-        if any(isinstance(item, list | tuple) for item in array.flat):
-            raise InvalidRequest(
-                f"input {name!r} cannot be made {datatype}: its rows differ in length", where=f"value {value!r:.80}"
-            )
-        array = as_bytes_array(array)
-        return Tensor(name, "BYTES", tuple(array.shape), array)
-    try:
-        array = np.asarray(value, dtype=row.numpy)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidRequest(
-            f"input {name!r} cannot be made {datatype}: {error}", where=f"value {value!r:.80}"
-        ) from error
-    return Tensor(name, row.wire, tuple(array.shape), array)
-
-
-def config_json(config: Mapping[str, Any] | str | None) -> str | None:
-    """A configuration override as the load API wants it: JSON text, or None.
-
-    Raises:
-        InvalidRequest: it holds what JSON has no form for.
-    """
-    if config is None or isinstance(config, str):
-        return config
-    return encode_json(_plain(config)).decode()

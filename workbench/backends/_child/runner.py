@@ -74,6 +74,7 @@ class Runner:
         version = args.get("model_version", "1")
         self.identity = (args["model_name"], int(version) if version.isdigit() else 1, outputs)
         self._load = load
+        self.on_error: Callable[[BaseException], None] | None = None  # is told what execute raised, as it is
         self._model: Any = None
         self._execute: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,6 +138,8 @@ class Runner:
                     reply.give_back()
         except BaseException as error:
             batch.output_start = batch.output_start or monotonic_ns()
+            if self.on_error is not None:
+                self.on_error(error)
             self._fail(replies, batch, describe(error))
             return
         if not batch.open:

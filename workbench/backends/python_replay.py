@@ -1,0 +1,136 @@
+"""One request through a model.py on the thread that calls: what the model raises is raised, as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from workbench.backends._child.runner import ModelError
+from workbench.backends.base import Execution, InstanceSpec, LogLevel, ModelContext
+from workbench.backends.python import model_args, model_file
+from workbench.backends.python_thread import ThreadInstance
+from workbench.clock import monotonic_ns
+from workbench.errors import BackendError, TimedOut, WorkbenchError
+from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+
+Ask = Callable[[InferenceRequest], InferenceResponse]
+"""Sends a nested request somewhere and waits for its answer."""
+
+
+class ReplayHost:
+    """What a model asks of the engine, outside of one: nested requests go through ``ask``, log lines are printed."""
+
+    clock = staticmethod(monotonic_ns)
+
+    def __init__(self, ask: Ask, say: Callable[[str], None]) -> None:
+        self._ask = ask
+        self._say = say
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="workbench-replay")
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="workbench-replay-loop", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> ReplayHost:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.loop.close()
+
+    def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
+        """A nested request (BLS); a decoupled model's is refused by whoever is asked."""
+
+        def run() -> None:
+            try:
+                on_response(self._ask(request))
+            except WorkbenchError as error:
+                on_response(InferenceResponse(request.model_name, request.model_version, error=error))
+
+        future = self._threads.submit(run)
+        return lambda: (future.cancel(), None)[1]
+
+    def log(self, level: LogLevel, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:
+        """A line of the model's log."""
+        self._say(f"{level}: {message}")
+
+    def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
+        """There is no process that could die."""
+
+
+def replay(context: ModelContext, request: InferenceRequest, timeout_s: float) -> list[InferenceResponse]:
+    """Imports the model's file, initializes the model and executes a batch of this one request; gives its responses.
+
+    After a success the model is finalized. After an error it is not: a debugger looks at it still.
+
+    Args:
+        context: which model; its host is a ``ReplayHost``.
+        request: the request, as the engine has checked it.
+        timeout_s: how long responses may take to come after ``execute`` has returned (decoupled).
+
+    Raises:
+        Exception: whatever the model raised.
+        WorkbenchError: the model has answered with an error, or with something that is no answer.
+        TimedOut: a decoupled model did not end the request in time.
+    """
+    __tracebackhide__ = True
+    spec = InstanceSpec(f"{context.name}_replay", "KIND_CPU", 0, 0)
+    places = (context.version_dir, context.model_dir)
+    instance = ThreadInstance(context, spec, model_args(context), model_file(context), places)
+    try:
+        answers = _run(context, instance, request, timeout_s)
+    except BaseException:
+        instance.abandon()
+        raise
+    instance.close()
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+    return answers
+
+
+def _run(
+    context: ModelContext, instance: ThreadInstance, request: InferenceRequest, timeout_s: float
+) -> list[InferenceResponse]:
+    __tracebackhide__ = True
+    raised: list[BaseException] = []
+    instance.on_error(raised.append)
+    try:
+        instance.open()
+    except BackendError as error:
+        cause = error.__cause__
+        raise error if cause is None or isinstance(cause, ModelError) else cause from None
+    answers: list[InferenceResponse] = []
+    over = threading.Event()
+
+    def respond(index: int, response: InferenceResponse) -> None:
+        answers.append(response)
+        if response.final:
+            over.set()
+
+    execution = Execution([request], respond, _ignore, _never, compute_start=monotonic_ns(), rows=(1,))
+    try:
+        instance.execute(execution)
+    except BackendError:
+        if raised and not isinstance(raised[0], ModelError):
+            raise raised[0] from None
+        raise
+    if not over.wait(timeout_s):
+        raise TimedOut(f"model '{context.name}' did not end the request within {timeout_s:g} s")
+    return answers
+
+
+def _ignore(error: Any) -> None:
+    """Nobody waits for the end of the batch: ``execute`` returns."""
+
+
+def _never(index: int) -> bool:
+    """Nobody cancels it."""
+    return False
