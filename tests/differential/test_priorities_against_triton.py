@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from harness import HEAVY, Case, Sent, Sides, Talk, Topic
+from harness import HEAVY, Case, Sent, Sides, Talk, Topic, at_rest
 from models import put
 
 pytestmark = HEAVY
@@ -98,7 +98,7 @@ def behind(talk: Talk, model: str, queued: list[dict[str, Any]], *, wait: str = 
         if each.id in wait:
             assert each.ended.wait(30), f"{each.id} is not answered while the instance is busy"
     threading.Event().wait(wait_s)
-    talk.note("waiting", talk.pending(model))
+    talk.note("waiting", at_rest(lambda: talk.pending(model)))
     talk.release(held)
     talk.answers(held, *sent)
     talk.batches(model)
