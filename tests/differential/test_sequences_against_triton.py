@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,8 +240,11 @@ def oldest(talk: Talk) -> None:
     sent += talk.queue("oldest", *(body(n, f"e{n}", sequence_id=n, sequence_end=True) for n in (3, 2, 1)))
     talk.release(held)
     talk.answers(held, *sent)
-    talk.batches("oldest")
-    talk.stats("oldest")
+    # how the later requests meet is chance: each is queued when the one before it in its sequence has been released
+    found = [json.loads(line) for line in (talk.root / "oldest.batches").read_text().splitlines()]
+    talk.note("first batches", found[:2])
+    talk.note("of one sequence at a time", max(Counter(id[1] for id in batch).most_common(1)[0][1] for batch in found))
+    talk.note("order in a sequence", sorted((id for batch in found for id in batch), key=lambda id: id[1]))
 
 
 @case("seq-04 oldest: more sequences than candidates wait, whole", rules=("3.4", "3.6"))
