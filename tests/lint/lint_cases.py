@@ -180,7 +180,7 @@ REFUSED = [
     Case("sequence-state", only(BATCHING + STATE), {**py(BATCHING + STATE), "m/initial_state/zero": b"\0" * 8}, "No such file or directory"),
     Case("sequence-state", {**py(BATCHING + STATE), "m/initial_state/zero": b"\0" * 7}, py(BATCHING), "expects 8 bytes, but the data provided from zeroonly has 7 bytes"),
     Case("io-incomplete", only('backend: "pytorch"\ninput { name: "A" }\n'), only(BATCHING), "must specify 'data_type'"),
-    Case("io-incomplete", only('backend: "python"\ninput { name: "A" }\n'), only(BATCHING), "unless the backend completes it", severity="warning"),
+    Case("io-incomplete", {"m/config.pbtxt": 'backend: "dali"\ninput { name: "A" }\n', "m/1/": ""}, only(BATCHING), "unless the backend completes it", severity="warning"),
     Case("io-dims", only(change(BATCHING, "dims: [ 4 ]", "dims: [ 0 ]")), only(change(BATCHING, "dims: [ 4 ]", "dims: [ -1 ]")), "dimension must be integer >= 1, or -1"),
     Case("io-reshape", only(change(BATCHING, "dims: [ 4 ]", "dims: [ 4 ] reshape { shape: [ 3 ] }")), only(change(BATCHING, "dims: [ 4 ]", "dims: [ 4 ] reshape { shape: [ 2, 2 ] }")), "has different size for dims and reshape"),
     Case("io-reshape", only(change(change(BATCHING, "dims: [ 4 ]", "dims: [ 1 ] reshape { }"), "max_batch_size: 8\n", "")), only(change(BATCHING, "dims: [ 4 ]", "dims: [ 1 ] reshape { }")), "cannot have empty reshape for non-batching model"),

@@ -44,7 +44,7 @@ class PythonBackend:
             BackendError: what the model raised, in Triton's words; its process died or took too long.
         """
         path = self.shared or model_file(context)
-        if not path.is_file() or not _may_auto_complete(context, path):
+        if not path.is_file() or not may_auto_complete(path, context.model_dir):
             return None
         keeper = Keeper(context.host, context.name)
         try:
@@ -182,15 +182,16 @@ def _setup(context: ModelContext, path: Path, mode: str, shared: Path | None) ->
     }
 
 
-def _may_auto_complete(context: ModelContext, path: Path) -> bool:
-    """Spares a process where the sources cannot have an ``auto_complete_config``.
+def may_auto_complete(path: Path, model_dir: Path) -> bool:
+    """Whether a model's sources can have an ``auto_complete_config``; ``path`` is the file that is there.
 
-    A class that inherits may get it from anywhere; a plain class has it only if a file of the model says the name.
+    Where they cannot, no process need be started to ask. A class that inherits may get it from anywhere; a plain class
+    has it only if a file of the model says the name.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if not _PLAIN_CLASS.search(text):
         return True
-    files = [path, *path.parent.glob("*.py"), *context.model_dir.glob("*.py")]
+    files = [path, *path.parent.glob("*.py"), *model_dir.glob("*.py")]
     return any("auto_complete_config" in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 

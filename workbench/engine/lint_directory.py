@@ -10,7 +10,7 @@ from workbench.config import Edit, Fix
 from workbench.config.spelling import closest
 from workbench.engine.implicit_states import ImplicitStates
 from workbench.engine.instances import check_instance_count
-from workbench.engine.lint_models import LintedModel, poll_problem
+from workbench.engine.lint_models import LintedModel, completes_itself, poll_problem
 from workbench.engine.prepare import is_ensemble, missing_labels
 from workbench.engine.validation import config_type
 from workbench.engine.warmup import check_warmup_size, read_sample_file
@@ -92,7 +92,7 @@ def _configuration(model: LintedModel) -> None:
 
 def _without_configuration(model: LintedModel) -> None:
     backend, directory = model.backend, model.source.directory
-    if backend == "python" and not _completes_itself(model):
+    if backend == "python" and not completes_itself(model):
         text = "no config.pbtxt, and model.py has no auto_complete_config: the model has no inputs and outputs"
         model.tell(directory, "no-config", text, "error")
     elif backend == "pytorch":
@@ -100,11 +100,6 @@ def _without_configuration(model: LintedModel) -> None:
         model.tell(directory, "no-config", text, "error")
     else:
         model.tell(directory, "no-config", f"no config.pbtxt: backend {backend} completes it when the model is loaded")
-
-
-def _completes_itself(model: LintedModel) -> bool:
-    files = [path for number in model.versions for path in model.source.versions[number].glob("*.py")]
-    return any("auto_complete_config" in path.read_text("utf-8", "replace") for path in files if path.is_file())
 
 
 # files

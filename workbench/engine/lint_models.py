@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.backends.base import ModelDescription
 from workbench.backends.onnx_file import OnnxGraph, read_onnx
+from workbench.backends.python import may_auto_complete
 from workbench.config import ConfigDocument, Finding, Fix, LintContext, lint_config
 from workbench.config.findings import Report
 from workbench.config.lint_checker import Checker
@@ -122,11 +123,24 @@ def read_linted(
             model.document = ConfigDocument.parse(data, str(source.config_path))
         except ConfigError as error:
             model.unreadable = error.message
+        if not completes_itself(model):
+            context = replace(context, auto_complete=False)
         for finding in lint_config(model.document or data, context=context, path=str(source.config_path)):
             model.report.add_at(finding)
     if data is None or model.document is not None:
         _complete(model)
     return model
+
+
+def completes_itself(model: LintedModel) -> bool:
+    """Whether inputs and outputs may be completed at load: not so for Python code without ``auto_complete_config``."""
+    raw = None if model.document is None else model.document.message
+    name = "model.py" if raw is None else raw.default_model_filename or "model.py"
+    python = raw is not None and (raw.backend == "python" or not (raw.backend or raw.platform))
+    if not model.source.versions or not (python or raw is None):
+        return True
+    path = model.source.versions[max(model.source.versions)] / name
+    return not path.is_file() or may_auto_complete(path, model.source.directory)
 
 
 def _libraries(source: ModelSource, files: Collection[str]) -> list[str]:
