@@ -15,6 +15,8 @@ import pytest
 from lab_page import open_notebook, run_all
 from notebooks_layout import lay_out
 
+from workbench.samples import model_names
+
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +179,7 @@ def test_run_all_then_clicks_take_effect_at_the_server(tuned: Any) -> None:
     inspect(overview)
     url = overview.locator(".wb-head .wb-mono").inner_text()
     page.screenshot(path=ARTIFACTS / "overview.png")
-    assert overview.get_by_text("READY", exact=True).count() == 4
+    assert overview.get_by_text("READY", exact=True).count() == len(model_names())
 
     for words, name in (
         ('server.panel("live"', "live"),

@@ -64,7 +64,7 @@ def asked(server: Engine) -> Iterator[Engine]:
 def test_the_overview_shows_queue_and_compute_of_an_ensembles_steps(asked: Engine) -> None:
     shown: Any = asked.panel("overview")
     look(shown)
-    line = r"quick <b>([\d.]+)</b> \+ <b>([\d.]+)</b> → slow <b>([\d.]+)</b> \+ <b>([\d.]+)</b> ms"
+    line = r"quick <b>([\d.]+)</b> \+ <b>([\d.]+)</b> ms → slow <b>([\d.]+)</b> \+ <b>([\d.]+)</b> ms"
 
     def figures() -> Any:
         return re.search(line, str(shown._rows["pipeline", "1"]._cells.value))

@@ -223,9 +223,10 @@ def steps_html(row: ModelRow, snapshot: SessionSnapshot) -> str:
         columns = history_of(snapshot, step)
         queue = recent(columns, "queue_ms")
         compute = sum(recent(columns, f"compute_{part}_ms") for part in ("input", "infer", "output"))
-        parts.append(f"{escape(step)} <b>{number(queue, 2)}</b> + <b>{number(compute, 2)}</b>")
+        figures = f" <b>{number(queue, 2)}</b> + <b>{number(compute, 2)}</b> ms" if queue == queue else ""
+        parts.append(f"{escape(step)}{figures}")
     text = " → ".join(parts)
-    return f'<span class="wb-steps wb-muted" title="queue + compute of each step, last 3 s">{text} ms</span>'
+    return f'<span class="wb-steps wb-muted" title="queue + compute of each step, last 3 s">{text}</span>'
 
 
 def batching_text(row: ModelRow) -> str:
