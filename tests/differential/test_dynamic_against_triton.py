@@ -60,13 +60,13 @@ def build(root: Path) -> None:
     # with a queue limit Triton forms no batch ahead, so nothing hangs on when its thread wakes
     limit = "default_queue_policy { max_queue_size: 100 }"
     batching("five", f"preferred_batch_size: [ 2, 3, 4, 6, 8 ] max_queue_delay_microseconds: 2000000 {limit}")
-    batching("at_once", size=4)
+    batching("at_once", limit, size=4)
     batching("patient", "preferred_batch_size: 4 max_queue_delay_microseconds: 200000")
     batching("slow", "preferred_batch_size: 4 max_queue_delay_microseconds: 2000000")
     batching("small", f"preferred_batch_size: 2 {limit}")
-    batching("variable", inputs=VARIABLE, outputs=LOOSE)
+    batching("variable", limit, inputs=VARIABLE, outputs=LOOSE)
     batching("ragged", inputs=VARIABLE.replace("dims", "allow_ragged_batch: true dims"), outputs=LOOSE)
-    batching("optional", inputs=IN + MORE)
+    batching("optional", limit, inputs=IN + MORE)
     batching("two", size=2, count=2)
     batching("ordered", "preserve_ordering: true", size=1, count=2)
     batching("unordered", size=1, count=2)
@@ -107,9 +107,7 @@ def five_preferred_sizes(talk: Talk) -> None:
     behind(talk, "five", bodies(*[1] * 7))
 
 
-@case(
-    "dyn-02 no delay: whatever waits goes, up to max_batch_size, and late joiners with it", rules=("1.3", "1.6", "1.8")
-)
+@case("dyn-02 no delay: whatever waits goes, up to max_batch_size", rules=("1.3", "1.6"))
 def no_delay(talk: Talk) -> None:
     behind(talk, "at_once", bodies(*[1] * 6))
 
