@@ -66,7 +66,7 @@ def build(root: Path) -> None:
     batching(
         "delayed_levels",
         "priority_levels: 2 default_priority_level: 2 "
-        "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1500000 }",
+        "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 3000000 }",
     )
     batching(
         "own_timeouts",
@@ -211,7 +211,7 @@ def delayed_levels(talk: Talk) -> None:
     talk.load("delayed_levels")
     held = talk.hold("delayed_levels")
     sent = talk.queue("delayed_levels", *asked(late_two=2, late_one=1))
-    threading.Event().wait(1.7)
+    threading.Event().wait(3.2)
     sent += talk.queue("delayed_levels", *asked(two=2, one=1))
     talk.release(held)
     talk.answers(held, *sent)
