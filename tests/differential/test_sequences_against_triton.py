@@ -164,7 +164,7 @@ def build(root: Path) -> None:
         "preferring",
         LONG + "oldest { max_candidate_sequences: 4 preferred_batch_size: 3 max_queue_delay_microseconds: 400000 }\n",
     )
-    add("waiting", LONG + "direct { max_queue_delay_microseconds: 700000 minimum_slot_utilization: 0.75 }\n")
+    add("waiting", LONG + "direct { max_queue_delay_microseconds: 2500000 minimum_slot_utilization: 0.75 }\n")
     add("strings", LONG + "direct { }\n" + control("ID", "CORRID", "data_type: TYPE_STRING"))
     add("narrow", LONG + "direct { }\n" + control("ID", "CORRID", "data_type: TYPE_INT32"))
     add("bare", LONG)
