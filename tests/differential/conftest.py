@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,20 +21,33 @@ def sides(request: pytest.FixtureRequest, oracle: Path, tmp_path_factory: pytest
     """A real Triton and the workbench over what the module's ``build`` writes, in explicit mode, nothing loaded."""
     topic: Topic = request.module.TOPIC
     folder = tmp_path_factory.mktemp(topic.prefix)
-    for name in ("theirs", "ours"):
-        (folder / name).mkdir()
-        request.module.build(folder / name)
     flags = ["--model-control-mode=explicit", *topic.options]
-    with real_triton(oracle, folder / "theirs", folder / "triton.log", flags) as real:
-        engine = InferenceEngine(engine_options(folder / "ours", flags))
-        engine.start()
-        server = serve_engine(engine, ServerOptions())
-        try:
-            ours = Addresses(server.http_url.rstrip("/"), server.metrics_url)
-            yield Sides(Side("Triton", real, folder / "theirs"), Side("the workbench", ours, folder / "ours"))
-        finally:
-            server.close(5)
-            engine.stop(5)
+    with contextlib.ExitStack() as running:
+
+        def start() -> tuple[Side, Side]:
+            running.close()
+            for name in ("theirs", "ours"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+                (folder / name).mkdir()
+                request.module.build(folder / name)
+            real = running.enter_context(real_triton(oracle, folder / "theirs", folder / "triton.log", flags))
+            ours = running.enter_context(workbench(engine_options(folder / "ours", flags)))
+            return Side("Triton", real, folder / "theirs"), Side("the workbench", ours, folder / "ours")
+
+        yield Sides(start)
+
+
+@contextlib.contextmanager
+def workbench(options: EngineOptions) -> Iterator[Addresses]:
+    """An engine behind its front end."""
+    engine = InferenceEngine(options)
+    engine.start()
+    server = serve_engine(engine, ServerOptions())
+    try:
+        yield Addresses(server.http_url.rstrip("/"), server.metrics_url)
+    finally:
+        server.close(5)
+        engine.stop(5)
 
 
 def engine_options(root: Path, flags: list[str]) -> EngineOptions:

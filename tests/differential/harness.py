@@ -28,6 +28,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ import pytest
 from over_grpc import GONE
 from real_triton import Addresses
 
-HEAVY = [pytest.mark.full, pytest.mark.oracle, pytest.mark.timeout(180)]
+HEAVY = [pytest.mark.full, pytest.mark.oracle, pytest.mark.timeout(400)]
 """The marks of a topic's module."""
 
 PATIENCE_S = 60.0
@@ -114,16 +115,35 @@ class Side:
     """Models that an earlier case has left: they are being unloaded, perhaps."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sides:
-    """The real Triton and the workbench, each over a repository of its own with the same models."""
+    """The real Triton and the workbench, each over a repository of its own with the same models.
 
-    theirs: Side
-    ours: Side
+    ``start`` ends what runs and starts both anew, over repositories written anew.
+    """
+
+    start: Callable[[], tuple[Side, Side]]
+
+    def __post_init__(self) -> None:
+        self.theirs, self.ours = self.start()
 
     def compare(self, case: Case) -> None:
-        """Runs the case on both and compares what they said."""
+        """Runs the case on both and compares what they said.
 
+        2.51 forms batches by the clock of its own threads, and at times it ends with a signal: what differs is played
+        once more on servers of their own, and a difference by chance, which does not come again, is only a warning.
+        """
+        try:
+            self._play(case)
+        except Exception as first:
+            self.theirs, self.ours = self.start()
+            try:
+                self._play(case)
+            except Exception as second:
+                raise second from first
+            warnings.warn(f"{case.id} differed once in two plays: {first}", stacklevel=2)
+
+    def _play(self, case: Case) -> None:
         def play(side: Side) -> list[tuple[str, Any]]:
             talk = Talk(side)
             try:
