@@ -99,12 +99,27 @@ class LintContext:
         return (int(year), int(month)) if year.isdecimal() and month.isdecimal() else (0, 0)
 
 
-class Report:
-    """Collects the findings of one file."""
+class Findings:
+    """The findings of one file; the same thing is said once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, str], Finding] = {}
+
+    def add_at(self, finding: Finding) -> None:
+        """A finding whose line and column are known."""
+        self._found.setdefault((finding.rule, finding.start, finding.message), finding)
+
+    def sorted(self) -> list[Finding]:
+        """In the order of the file."""
+        return sorted(self._found.values(), key=lambda each: (each.line, each.column, _WEIGHT[each.severity]))
+
+
+class Report(Findings):
+    """Collects the findings of one configuration, whose bytes tell line and column."""
 
     def __init__(self, data: bytes) -> None:
+        super().__init__()
         self._positions = Positions(data)
-        self.findings: list[Finding] = []
 
     def add(
         self,
@@ -120,21 +135,8 @@ class Report:
         line, column = self._positions.at(span[0])
         self.add_at(Finding(rule, severity, line, column, message, fix, span[0], span[1], path))
 
-    def add_at(self, finding: Finding) -> None:
-        """A finding whose line and column are known; the same thing is said once."""
-        if all(_same(finding, each) is False for each in self.findings):
-            self.findings.append(finding)
-
-    def sorted(self) -> list[Finding]:
-        """In the order of the file."""
-        return sorted(self.findings, key=lambda each: (each.line, each.column, _WEIGHT[each.severity]))
-
 
 _WEIGHT = {"error": 0, "warning": 1, "hint": 2}
-
-
-def _same(one: Finding, other: Finding) -> bool:
-    return (one.rule, one.start, one.message) == (other.rule, other.start, other.message)
 
 
 def apply_fixes(data: bytes, findings: Iterable[Finding]) -> bytes:

@@ -341,3 +341,35 @@ def test_no_text_is_too_broken_and_mending_ends(case: Any, edits: list[tuple[int
 def test_words_of_prose_are_no_code() -> None:
     text = "Triton is a server.\n\ntritonserver is its program\n\nname: of the model, platform: of the machine\n\nimport it if you must\n\n- curl is a tool\n"
     assert found("a.txt", text) == []
+
+
+LONG = "9" * 5000
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.json", '{"inputs": [{"\\name": "A"}]}'),
+        ("a.json", f'{{"inputs": {DEEP}'),
+        ("a.md", f'```json\n{{"inputs": {DEEP}\n```\n'),
+        ("a.md", f"dynamic_batching {{ preferred_batch_size: [ {LONG} ] }}\n"),
+        ("a.sh", f"trtexec --onnx=a --minShapes=a:1x{LONG} --maxShapes=a:1x{LONG}\n"),
+        ("a.py", "x = " + "-" * 30_000 + "1\n"),
+    ],
+    ids=["escape", "deep", "deep-block", "long-size", "long-shape", "deep-python"],
+)
+def test_no_text_is_too_deep_and_no_number_too_long(path: str, text: str) -> None:
+    assert all(each.line >= 1 for each in lint_text(text.encode(), path=path))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [(" " * 3 + "name: value number 7\n" + " " * 5 + "more: of it\n", 1500), ("nv_inference_wrong_{} 1\n", 3000)],
+    ids=["data", "findings"],
+)
+def test_a_long_text_takes_seconds(line: str, count: int) -> None:
+    text = "".join(line.format(number) for number in range(count))
+    findings = lint_text(text.encode(), path="a.txt")
+    assert len(findings) == (count if "wrong" in line else 0)

@@ -311,7 +311,7 @@ def _dims(text: str) -> dict[str, list[int]]:
     out: dict[str, list[int]] = {}
     for part in text.split(","):
         name, _, dims = part.rpartition(":")
-        if name and re.fullmatch(r"[0-9]+(?:x[0-9]+)*", dims):
+        if name and re.fullmatch(r"[0-9]{1,18}(?:x[0-9]{1,18})*", dims):
             out[name.strip("'\"")] = [int(each) for each in dims.split("x")]
     return out
 

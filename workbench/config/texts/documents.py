@@ -60,7 +60,7 @@ def lint_text(data: bytes, *, path: str, context: TextContext | None = None) -> 
     for passage in blocks(data, path=path):
         linter.check(passage, path)
     linter.finish()
-    return notes.sorted()
+    return notes.findings.sorted()
 
 
 def blocks(data: bytes, *, path: str) -> list[Passage]:
@@ -173,8 +173,9 @@ class _Linter:
             start = sum(len(each) + 1 for each in lines[: line - 1])
             at = min(start + max((error.offset or 1) - 1, 0), len(passage.text))
             self.notes.say(passage, "python-syntax", (at, at), f"Python cannot read this: {error.msg}")
-        except (ValueError, RecursionError) as error:
-            self.notes.say(passage, "python-syntax", (0, 0), f"Python cannot read this: {error}")
+        except recognition.BEYOND_PARSING as error:
+            why = str(error) or "it is nested too deeply"
+            self.notes.say(passage, "python-syntax", (0, 0), f"Python cannot read this: {why}")
 
     def _request(self, passage: Passage, path: str) -> None:
         if path.endswith(".json"):

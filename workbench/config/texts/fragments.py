@@ -80,7 +80,7 @@ def _header(names: set[str], text: str) -> str:
     batches = names & {"dynamic_batching", "sequence_batching"}
     if batches and not re.search(r"\bmax_batch_?size\b", text):
         lists = re.findall(r"preferred_batch_size\s*:\s*\[?([0-9,\s]+)", text)
-        sizes = [int(number) for found in lists for number in re.findall(r"[0-9]+", found)]
+        sizes = [int(number) for found in lists for number in re.findall(r"\b[0-9]{1,9}\b", found)]
         header += f"max_batch_size: {max([8, *sizes])}\n"
     return header
 

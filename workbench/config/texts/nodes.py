@@ -93,10 +93,15 @@ def _value(text: str, at: int, depth: int) -> tuple[Node, int]:
     match = _STRING.match(text, at) or _SCALAR.match(text, at)
     if match is None:
         raise JsonFault("a value is expected here" if char else "the text ends too early", min(at, len(text)))
+    return Node(at, match.end(), _plain(match, "a value is expected here")), match.end()
+
+
+def _plain(match: re.Match[str], expected: str) -> Any:
+    """A string or a number by itself."""
     try:
-        return Node(at, match.end(), json.loads(match.group())), match.end()
-    except ValueError as error:
-        raise JsonFault("a value is expected here", at) from error
+        return json.loads(match.group())
+    except ValueError as error:  # a wrong escape, a number with a leading zero
+        raise JsonFault(expected, match.start()) from error
 
 
 def _object(text: str, start: int, depth: int) -> tuple[Node, int]:
@@ -107,7 +112,7 @@ def _object(text: str, start: int, depth: int) -> tuple[Node, int]:
         match = _STRING.match(text, at)
         if match is None:
             raise JsonFault("a name in double quotes is expected here", min(at, len(text)))
-        name = json.loads(match.group())
+        name = _plain(match, "a name in double quotes is expected here")
         colon = _skip(text, match.end())
         if text[colon : colon + 1] != ":":
             raise JsonFault("a colon is expected here", min(colon, len(text)))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import codeop
 import json
 import re
+from collections.abc import Sequence
+from itertools import takewhile
 
 from workbench.config.schema import types
 from workbench.config.texts.source import Kind
@@ -30,6 +33,7 @@ TREE = re.compile("[├└]──|^\\s*(?:\\|--|`--|\\+--)")
 SAMPLE = re.compile(r"^\s*nv_[a-z0-9_]+(?:\{[^}]*\})?\s+[-+0-9.eE]+(?:\s+[0-9]+)?\s*(?:#.*)?$")
 """A line of a metrics page."""
 
+_FROM = re.compile(r"^FROM\s+[\w./:${}-]+(?:\s+AS\s+\w+)?\s*$")
 _PATH = re.compile(r"^\s*[\w.<>*{}~/-]+(?:\s+#.*)?$")
 
 _FENCES: dict[str, Kind] = {
@@ -61,6 +65,7 @@ _ONE_LINE = re.compile(rf"[\[{{]|:\s*(?:[{_QUOTE}][^{_QUOTE}]*[{_QUOTE}]|-?[0-9]
 _PBTXT_LINE = re.compile(rf"^\s*(?:[\[\]{{}}<>,;]|[A-Za-z_]\w*\s*(?::|\{{|\[|<|$)|-?[0-9]|[{_QUOTE}]|#|//)")
 _MESSAGE = re.compile(r"^[A-Z]\w*\s*\{\s*$")
 _YAML = re.compile(r"(?m)^\s*(?:-\s+)?(?:apiVersion|services|containers|image|kind|groups|alert|expr)\s*:")
+_YAML_LINE = re.compile(r"^\s*(?:-\s|[\w.\"'/-]+:|#|[\"'-])")
 
 
 _BEGINNING = re.compile(
@@ -69,9 +74,36 @@ _BEGINNING = re.compile(
 )
 
 
-def may_begin(line: str) -> bool:
-    """Whether a block of any kind could begin with a line: cheap, so that prose and data cost nothing more."""
-    return bool(_BEGINNING.match(line) or TREE.search(line) or COMMAND.match(line))
+def may_begin(lines: Sequence[str]) -> bool:
+    """Whether a block of any kind could begin with the first of these lines.
+
+    Much cheaper than ``kind_of``, so that prose and data cost nothing more.
+    """
+    line = lines[0]
+    if TREE.search(line) or COMMAND.match(line):
+        return True
+    if not _BEGINNING.match(line):
+        return False
+    words = line.strip()
+    return (
+        may_be_open(line)
+        or any(pattern.match(words) for pattern in (SAMPLE, _PATH, _FROM, _UNQUOTED, _MESSAGE))
+        or _may_be_yaml(lines)
+        or _may_be_python(words)
+    )
+
+
+def _may_be_yaml(lines: Sequence[str]) -> bool:
+    return any(map(_YAML.match, takewhile(_YAML_LINE.match, lines)))
+
+
+def _may_be_python(line: str) -> bool:
+    """Whether a line is Python, or the beginning of some."""
+    try:
+        codeop.compile_command(line, symbol="exec")
+    except (SyntaxError, OverflowError, *BEYOND_PARSING):
+        return line.endswith("\\")
+    return True
 
 
 def may_be_open(line: str) -> bool:
@@ -117,7 +149,7 @@ def kind_of(text: str) -> Kind | None:
         return "metrics"
     if is_request(text):
         return "request"
-    if re.match(r"^FROM\s+[\w./:${}-]+(?:\s+AS\s+\w+)?\s*$", code[0]) and "/" in code[0]:
+    if _FROM.match(code[0]) and "/" in code[0]:
         return "dockerfile"
     if _is_command(code):
         return "command"
@@ -127,7 +159,7 @@ def kind_of(text: str) -> Kind | None:
         return python_kind(text)
     if _MESSAGE.match(code[0]) and code[-1].strip().endswith("}"):
         return "message"
-    if _YAML.search(text) and all(re.match(r"^\s*(?:-\s|[\w.\"'/-]+:|#|[\"'-])", line) for line in code):
+    if _YAML.search(text) and all(map(_YAML_LINE.match, code)):
         return "yaml"
     return None
 
@@ -180,7 +212,7 @@ def is_request(text: str) -> bool:
         return False
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return bool(re.search(r'"inputs"\s*:\s*\[', text) and re.search(r'"(?:datatype|shape)"\s*:', text))
     return isinstance(value, dict) and ("inputs" in value or "instances" in value)
 
@@ -202,11 +234,15 @@ def is_python(text: str) -> bool:
     )
 
 
+BEYOND_PARSING = (ValueError, RecursionError, MemoryError)
+"""What Python's parser raises where it gives up on a text: null bytes, and nesting too deep for it."""
+
+
 def parse_python(text: str) -> ast.Module | None:
     """The syntax tree; None where it is no Python."""
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, *BEYOND_PARSING):
         return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workbench.config.findings import Finding, Fix, Replacement
+from workbench.config.findings import Finding, Findings, Fix, Replacement
 from workbench.config.rule import Severity
 from workbench.config.spelling import closest
 from workbench.config.texts.rules import TEXT_RULES
@@ -41,6 +41,7 @@ class SourceFile:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.text = data.decode("utf-8", "surrogateescape")
+        self._plain = self.text.isascii()
         self._starts = [0, *(index + 1 for index, char in enumerate(self.text) if char == "\n")]
 
     def at(self, offset: int) -> tuple[int, int]:
@@ -50,7 +51,7 @@ class SourceFile:
 
     def byte(self, offset: int) -> int:
         """The byte at which a character begins."""
-        return len(self.text[:offset].encode("utf-8", "surrogateescape"))
+        return offset if self._plain else len(self.text[:offset].encode("utf-8", "surrogateescape"))
 
     def lines(self) -> list[tuple[int, int]]:
         """Start and end of every line, without its end-of-line characters."""
@@ -99,7 +100,7 @@ class Notes:
 
     source: SourceFile
     release: tuple[int, int] = (0, 0)
-    findings: list[Finding] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
 
     def say(
         self,
@@ -119,11 +120,8 @@ class Notes:
     def add(self, rule: str, severity: Severity, start: int, end: int, message: str, fix: Fix | None = None) -> None:
         """A finding at characters of the file; the same thing is said once."""
         line, column = self.source.at(start)
-        found = Finding(
-            rule, severity, line, column, message, fix, self.source.byte(start), self.source.byte(max(start, end))
-        )
-        if all((found.rule, found.start, found.message) != (e.rule, e.start, e.message) for e in self.findings):
-            self.findings.append(found)
+        first, last = self.source.byte(start), self.source.byte(max(start, end))
+        self.findings.add_at(Finding(rule, severity, line, column, message, fix, first, last))
 
     def fix(self, passage: Passage, title: str, changes: Iterable[Change]) -> Fix | None:
         """Changes of a passage as a fix of the file; None where they cannot be written there."""
@@ -140,11 +138,6 @@ class Notes:
             encoded = text.encode("utf-8", "surrogateescape")
             replacements.append((self.source.byte(begin), self.source.byte(stop), encoded))
         return Fix(title, (), tuple(replacements)) if replacements else None
-
-    def sorted(self) -> list[Finding]:
-        """In the order of the file."""
-        weight = {"error": 0, "warning": 1, "hint": 2}
-        return sorted(self.findings, key=lambda each: (each.line, each.column, weight[each.severity]))
 
 
 def _json_escaped(text: str) -> str:

@@ -24,14 +24,12 @@ class _Line:
     start: int
     end: int
     text: str
+    indent: int = field(init=False)
+    blank: bool = field(init=False)
 
-    @property
-    def indent(self) -> int:
-        return len(self.text) - len(self.text.lstrip(" \t"))
-
-    @property
-    def blank(self) -> bool:
-        return not self.text.strip()
+    def __post_init__(self) -> None:
+        self.indent = len(self.text) - len(self.text.lstrip(" \t"))
+        self.blank = not self.text.strip()
 
 
 @dataclass(slots=True)
@@ -117,7 +115,7 @@ def _passage(kind: Kind, lines: list[_Line]) -> Passage:
     """Lines as a passage without their common indentation."""
     filled = [line for line in lines if not line.blank]
     first = filled[0].text if filled else ""
-    indent = min((line.indent for line in filled), default=0)
+    indent = _indent(lines)
     texts: list[str] = []
     places: list[int] = []
     for number, line in enumerate(lines):
@@ -139,7 +137,7 @@ def _run_at(lines: list[_Line], at: int, markdown: bool) -> _Run | None:
     first = lines[at]
     if first.blank or _RULE.match(first.text) or not _may_begin(lines, at):
         return None
-    if not recognition.may_begin(first.text):
+    if not recognition.may_begin([line.text for line in lines[at : at + _PREFIX]]):
         return None
     paragraph = _paragraph(lines, at)
     for size in (len(paragraph), *range(min(len(paragraph) - 1, _PREFIX), 0, -1)):
@@ -189,7 +187,17 @@ def _paragraph(lines: list[_Line], at: int) -> list[_Line]:
 
 
 def _kind(lines: list[_Line]) -> Kind | None:
-    return recognition.kind_of(_passage("other", lines).text)
+    return recognition.kind_of(_dedented(lines))
+
+
+def _dedented(lines: list[_Line]) -> str:
+    """The text of a passage of these lines."""
+    indent = _indent(lines)
+    return "\n".join(line.text[min(indent, line.indent) :] for line in lines)
+
+
+def _indent(lines: list[_Line]) -> int:
+    return min((line.indent for line in lines if not line.blank), default=0)
 
 
 def _opened(lines: list[_Line], at: int, markdown: bool) -> _Run | None:
@@ -200,7 +208,7 @@ def _opened(lines: list[_Line], at: int, markdown: bool) -> _Run | None:
     comment = _kind(run.lines) == "comment"
     if comment and markdown and run.lines[0].indent == 0:
         return None
-    text = _passage("other", run.lines).text
+    text = _dedented(run.lines)
     if not comment and text.count("{") + text.count("[") <= text.count("}") + text.count("]"):
         return None
     for _ in range(12):
@@ -227,7 +235,7 @@ def _next_paragraph(lines: list[_Line], run: _Run) -> list[_Line] | None:
 def _grow(lines: list[_Line], run: _Run) -> None:
     """Takes in the following paragraphs that belong to the block."""
     while (following := _next_paragraph(lines, run)) is not None:
-        base = min(line.indent for line in run.lines if not line.blank)
+        base = _indent(run.lines)
         first = following[0]
         if run.kind == "dockerfile" and not _INSTRUCTION.match(first.text):
             return
