@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import uvloop
 from tritonclient.grpc import model_config_pb2
 
 from workbench.backends.base import Execution, InstanceSpec, ModelContext
+from workbench.backends.custom_metrics import CustomMetrics
 from workbench.backends.python import PythonBackend, PythonModel
 from workbench.clock import monotonic_ns
 from workbench.config import to_json
@@ -62,6 +63,9 @@ class Host:
         self.changed = threading.Condition()
         self.models: dict[str, Model] = {}
         self.cancelled: list[str] = []
+        self.metrics = CustomMetrics()
+        self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
+        self.unloads: list[tuple[str, bool]] = []
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -84,6 +88,17 @@ class Host:
         with self.changed:
             self.states.append((instance, healthy, why, gone))
             self.changed.notify_all()
+
+    async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        if name not in self.models:
+            raise InternalError(f"failed to load '{name}', failed to poll from model repository")
+        self.loads.append((name, config, dict(files)))
+
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
+        self.unloads.append((name, unload_dependents))
+
+    async def is_model_ready(self, name: str, version: int) -> bool:
+        return name in self.models and version in (-1, 1)
 
     def wait(self, condition: Callable[[], Any], seconds: float = 20) -> None:
         """Until a log line or a state makes it true."""

@@ -96,3 +96,27 @@ def test_gpus_have_tritons_metrics(server: RunningServer) -> None:
     assert 'nv_gpu_power_usage{gpu_uuid="GPU-1"} 120.5\n' in text
     assert 'nv_energy_consumption{gpu_uuid="GPU-1"} 7\n' in text
     assert "nv_gpu_power_limit{" not in text, "what a device does not tell is left out"
+
+
+def test_a_model_s_own_metrics_are_on_the_page_and_leave_it(server: RunningServer) -> None:
+    metrics = server.engine.custom_metrics
+    gauge = metrics.family("queue_depth", 'Depth of "it"\n, a\\b', "gauge")
+    metrics.set(metrics.metric(gauge, '{"where": "a\\"b\\\\c\\nd"}', ()), 2.5)
+    histogram = metrics.family("took_seconds", "Took", "histogram")
+    number = metrics.metric(histogram, "null", (0.1, 1))
+    for value in (0.05, 0.1, 5):
+        metrics.observe(number, value)
+    own = metrics.family("nv_inference_count", "added to", "counter")
+    metrics.increment(metrics.metric(own, '{"model": "outside"}', ()), 3)
+    found = samples(server)
+    assert found["queue_depth", (("where", 'a"b\\c\nd'),)] == 2.5
+    assert found["took_seconds_count", ()] == 3
+    assert found["took_seconds_sum", ()] == 5.15
+    assert [found["took_seconds_bucket", (("le", bound),)] for bound in ("0.1", "1", "+Inf")] == [2, 2, 3]
+    assert found["nv_inference_count", (("model", "outside"),)] == 3
+    text = page(server)[1]
+    assert text.count("# TYPE nv_inference_count ") == 1
+    assert '# HELP queue_depth Depth of "it"\\n, a\\\\b\n' in text
+    for family in (gauge, histogram, own):
+        metrics.delete_family(family)
+    assert not {name for name, _ in samples(server)} & {"queue_depth", "took_seconds_count"}

@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.backends.custom_metrics import CustomMetrics
 from workbench.backends.host_policy import HostPolicy
 from workbench.clock import Clock
 from workbench.errors import WorkbenchError
@@ -86,6 +87,7 @@ class BackendHost(Protocol):
 
     loop: asyncio.AbstractEventLoop
     clock: Clock
+    metrics: CustomMetrics
 
     def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
         """A nested request (BLS). To be called on the loop; gives a function that cancels it."""
@@ -98,6 +100,23 @@ class BackendHost(Protocol):
 
         Requests wait for an instance that will be back; when all instances of a model are ``gone`` for good, they fail.
         """
+
+    async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """Loads or reloads a model for another one; on the loop. ``config`` is JSON, ``files`` maps paths to contents.
+
+        Raises:
+            WorkbenchError: with Triton's texts.
+        """
+
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """Starts unloading a model for another one; on the loop.
+
+        Raises:
+            WorkbenchError: with Triton's texts.
+        """
+
+    async def is_model_ready(self, name: str, version: int) -> bool:
+        """Whether a model version serves, -1 for the latest; on the loop."""
 
 
 @dataclass(slots=True)

@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from workbench.backends._child import wire
 from workbench.backends.base import Instance, InstanceSpec, LoadedModel, ModelContext, ModelDescription, Traffic
+from workbench.backends.python_convert import NUMBERS
 from workbench.backends.python_launch import Child, Keeper, exit_text, interpreter_for
 from workbench.backends.python_process import ProcessInstance, ProcessOptions
+from workbench.backends.python_questions import Questions
 from workbench.backends.python_thread import ThreadInstance
-from workbench.errors import BackendError, InstanceDied
+from workbench.errors import BackendError, Code, InstanceDied
 
 EXECUTION_PARAMETER = "WORKBENCH_EXECUTION"
 AUTO_COMPLETE_LIMIT_S = 120.0
@@ -50,9 +52,11 @@ class PythonBackend:
         try:
             child = keeper.spawn(_interpreter(context), context.name).result()
             try:
-                text = _ask(child, _setup(context, path, "auto_complete", self.shared), context.name)
+                questions = Questions(context.host, context.name)
+                text = _ask(child, _setup(context, path, "auto_complete", self.shared), context.name, questions)
             finally:
                 child.sock.close()
+                questions.close()
                 child.end(0.5, 1.0)
         finally:
             keeper.close()
@@ -195,8 +199,11 @@ def may_auto_complete(path: Path, model_dir: Path) -> bool:
     return any("auto_complete_config" in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
-def _ask(child: Child, setup: dict[str, Any], name: str) -> str:
-    """Sends the order to a process and waits for READY, with a limit; log lines are dropped here."""
+def _ask(child: Child, setup: dict[str, Any], name: str, questions: Questions) -> str:
+    """Sends the order to a process and waits for READY, with a limit; log lines are dropped here.
+
+    What the model asks meanwhile is answered, but for inference: nested requests are for the time after.
+    """
     sock: socket.socket = child.sock
     for piece in wire.encode(wire.SETUP, ((), setup)):
         sock.setblocking(True)
@@ -210,6 +217,8 @@ def _ask(child: Child, setup: dict[str, Any], name: str) -> str:
                 return str(frame.head[1])
             if frame.kind == wire.FAILED:
                 raise BackendError(str(frame.head[1][0]), where=name)
+            if frame.kind == wire.CALL:
+                _answer(sock, frame.head[1], questions)
         ready, _, _ = select.select([sock], [], [], AUTO_COMPLETE_LIMIT_S)
         if not ready:
             raise BackendError(f"auto_complete_config of model '{name}' took more than {AUTO_COMPLETE_LIMIT_S:g} s")
@@ -222,6 +231,19 @@ def _ask(child: Child, setup: dict[str, Any], name: str) -> str:
             raise InstanceDied(
                 f"Stub process '{name}' is not healthy.", where=name, hint=exit_text(child.popen.returncode)
             )
+
+
+def _answer(sock: socket.socket, call: Any, questions: Questions) -> None:
+    number, what, arguments = call
+    if what == wire.ASK:
+        head: Any = (number, *questions.ask(*arguments))
+    elif what == wire.INFER:
+        text = "a model runs no inference while its configuration is completed"
+        head = number, True, NUMBERS[Code.INTERNAL], text, "", None, ()
+    else:
+        return
+    if number:
+        sock.sendall(b"".join(wire.encode(wire.ANSWER, ((), head))))
 
 
 def _parse(text: str, context: ModelContext) -> Any:

@@ -23,6 +23,7 @@ from workbench.backends.python_convert import (
     unpack_tensors,
 )
 from workbench.backends.python_launch import Child, Keeper, exit_text
+from workbench.backends.python_questions import Answer, Questions
 from workbench.errors import BackendError, InstanceDied, WorkbenchError
 from workbench.protocol.tensors import InferenceResponse, Tensor
 
@@ -93,6 +94,7 @@ class ProcessInstance:
         self._next = 0
         self._waiting: deque[Execution] = deque()
         self._calls: dict[int, Callable[[], None]] = {}
+        self._questions = Questions(context.host, spec.name)
         self._failures = 0
         self._ready_at = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -305,6 +307,9 @@ class ProcessInstance:
             flight = self._flights.get(batch)
             gone = flight is None or flight.execution.is_cancelled(index)
             self._send_frame(wire.ANSWER, (number, gone))
+        elif what == wire.ASK:
+            channel = self._channel
+            self._questions.begin(arguments[0], arguments[1], lambda answer: self._answer(channel, number, answer))
         elif what == wire.CANCEL:
             cancel = self._calls.pop(number, None)
             if cancel is not None:
@@ -335,6 +340,11 @@ class ProcessInstance:
             return
         if number in self._calls:
             self._calls[number] = cancel
+
+    def _answer(self, channel: ServerChannel | None, number: int, answer: Answer) -> None:
+        """Answers a question; 0 is the number of one that wants no answer."""
+        if number and self._channel is channel:
+            self._send_frame(wire.ANSWER, (number, *answer))
 
     def _send_frame(self, kind: int, head: Any, packer: wire.Packer | None = None) -> None:
         if self._channel is not None:
@@ -367,6 +377,7 @@ class ProcessInstance:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        self._questions.close()
         calls, self._calls = list(self._calls.values()), {}
         for cancel in calls:
             cancel()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
 from workbench.backends._child.runner import ModelError
 from workbench.backends.base import Execution, InstanceSpec, LogLevel, ModelContext
+from workbench.backends.custom_metrics import CustomMetrics
 from workbench.backends.python import model_args, model_file
 from workbench.backends.python_thread import ThreadInstance
 from workbench.clock import monotonic_ns
-from workbench.errors import BackendError, TimedOut, WorkbenchError
+from workbench.errors import BackendError, TimedOut, Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 
 Ask = Callable[[InferenceRequest], InferenceResponse]
@@ -29,6 +30,7 @@ class ReplayHost:
     def __init__(self, ask: Ask, say: Callable[[str], None]) -> None:
         self._ask = ask
         self._say = say
+        self.metrics = CustomMetrics()
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="workbench-replay")
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="workbench-replay-loop", daemon=True)
@@ -63,6 +65,18 @@ class ReplayHost:
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
         """There is no process that could die."""
+
+    async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """The models that serve stay as they are."""
+        raise Unsupported(f"a request that is replayed loads no models: '{name}' stays as it is")
+
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """The models that serve stay as they are."""
+        raise Unsupported(f"a request that is replayed unloads no models: '{name}' stays as it is")
+
+    async def is_model_ready(self, name: str, version: int) -> bool:
+        """Taken to be: a nested request says otherwise."""
+        return True
 
 
 def replay(context: ModelContext, request: InferenceRequest, timeout_s: float) -> list[InferenceResponse]:

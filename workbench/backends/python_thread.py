@@ -22,10 +22,12 @@ from types import ModuleType
 from typing import Any, Literal
 
 from workbench.backends._child import pb_utils
-from workbench.backends._child.requests import Batch, Reply, nested_head
+from workbench.backends._child.enums import ErrorCode
+from workbench.backends._child.replies import Batch, Reply
 from workbench.backends._child.requests import InferenceRequest as ModelRequest
+from workbench.backends._child.requests import nested_head
 from workbench.backends._child.runner import ModelError, Runner, Threads, describe
-from workbench.backends._child.tensors import ErrorCode, InferenceResponse, TritonError
+from workbench.backends._child.tensors import InferenceResponse, TritonError, TritonModelException
 from workbench.backends._child.tensors import Tensor as ModelTensor
 from workbench.backends.base import BackendHost, Execution, InstanceSpec, ModelContext
 from workbench.backends.python_convert import (
@@ -35,6 +37,7 @@ from workbench.backends.python_convert import (
     parse_parameters,
     request_fields,
 )
+from workbench.backends.python_questions import Questions
 from workbench.errors import BackendError, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, Tensor, as_bytes_array
 from workbench.protocol.tensors import InferenceResponse as ProtocolResponse
@@ -50,6 +53,7 @@ class ThreadRuntime:
         self._model = model
         self._instance = instance
         self._threads = Threads()
+        self.questions = Questions(host, instance)
         self.parent_seq = -1
 
     def infer(self, request: ModelRequest) -> Call:
@@ -67,9 +71,21 @@ class ThreadRuntime:
         """A line for the server's log."""
         self._host.log(level, message, model=self._model, instance=self._instance)  # type: ignore[arg-type]
 
+    def ask(self, operation: str, *arguments: Any) -> Any:
+        """Asks the server something else and waits (see ``Runtime``)."""
+        error, value = self.questions.ask(operation, arguments)
+        if error:
+            raise TritonModelException(error)
+        return value
+
+    def tell(self, operation: str, *arguments: Any) -> None:
+        """Tells the server something."""
+        self.questions.ask(operation, arguments)
+
     def close(self) -> None:
-        """Ends the threads of ``async_exec``."""
+        """Ends the threads of ``async_exec``, and takes the model's metrics away."""
         self._threads.close()
+        self.questions.close()
 
 
 class Call:
@@ -251,7 +267,7 @@ class ModelSpace(importlib.abc.MetaPathFinder):
     """The modules of one instance: a package ``_workbench_model_N`` over the version's and the model's directory."""
 
     def __init__(self, module: ModuleType, places: Sequence[Path]) -> None:
-        self._pb_utils = module
+        self._pb_utils = pb_utils.importable(module)
         self._name = f"_workbench_model_{next(_numbers)}"
         self._places = [str(place) for place in places]
         self._builtins = {**vars(builtins), "__import__": self._import}
@@ -290,8 +306,8 @@ class ModelSpace(importlib.abc.MetaPathFinder):
 
     def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if level == 0:
-            if name == pb_utils.NAME:
-                return self._pb_utils
+            if name in self._pb_utils:
+                return self._pb_utils[name]
             top = name.partition(".")[0]
             own = f"{self._name}.{top}"
             if own in sys.modules or importlib.machinery.PathFinder.find_spec(own, self._places) is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from workbench.backends.custom_metrics import CustomMetrics
 from workbench.clock import Clock
 from workbench.engine.captured import CapturedRequests
 from workbench.engine.devices import Placement
@@ -42,6 +43,7 @@ class EngineCore:
         records: RecordRing,
         events: EventLog,
         captured: CapturedRequests,
+        custom_metrics: CustomMetrics,
     ) -> None:
         self.options = options
         self.loop = loop
@@ -50,6 +52,8 @@ class EngineCore:
         self.events = events
         self.captured = captured
         self.inbox = Inbox(loop)
+        self.inbox.adopt_thread()
+        self.custom_metrics = custom_metrics
         self.timers = Timers(loop, clock=clock)
         self.loaders = ThreadPoolExecutor(max(1, options.load_threads), thread_name_prefix="workbench-loader")
         self.closers = ThreadPoolExecutor(4, thread_name_prefix="workbench-closer")

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import workbench.engine.questions as questions
+from workbench.backends.custom_metrics import CustomMetrics
 from workbench.clock import Clock, monotonic_ns, wall_ms
 from workbench.config import Edit
 from workbench.engine.captured import CapturedRequests
@@ -50,6 +51,7 @@ class InferenceEngine:
         self.records = RecordRing(options.record_capacity)
         self.events = EventLog(clock=clock)
         self.captured = CapturedRequests()
+        self.custom_metrics = CustomMetrics()
         self._clock = clock
         self._thread: threading.Thread | None = None
         self._core: EngineCore
@@ -126,8 +128,8 @@ class InferenceEngine:
 
     def _set_up(self) -> None:
         set_timer_slack()
-        self._core = EngineCore(self.options, self.loop, self._clock, self.records, self.events, self.captured)
-        self._core.inbox.adopt_thread()
+        kept = self.records, self.events, self.captured, self.custom_metrics
+        self._core = EngineCore(self.options, self.loop, self._clock, *kept)
         self.loop.set_exception_handler(self._on_loop_error)
         for note in self._core.placement.notes():
             self.events.append("log", "", note, level="warning")
@@ -416,7 +418,7 @@ class InferenceEngine:
         """Whether a model version serves; False for one that is not known (15.3)."""
         if not self._running or self._stopping:
             return False
-        return self._ask(lambda: questions.model_ready(self._lifecycle, name, version))
+        return self._ask(lambda: self._lifecycle.model_ready(name, version))
 
     def is_decoupled(self, name: str, version: int = -1) -> bool:
         """Whether a model may answer a request any number of times; raises what ``model_config`` and ``infer`` do."""

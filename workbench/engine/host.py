@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from workbench.backends.base import LogLevel
 from workbench.clock import Clock
-from workbench.errors import WorkbenchError
+from workbench.errors import NotReady, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
@@ -19,16 +19,34 @@ if TYPE_CHECKING:
 Submit = Callable[[InferenceRequest, "OnResponse"], "Ticket"]
 
 
+NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
+
+
+class Control(Protocol):
+    """What models may do to other models; on the loop."""
+
+    async def load(self, name: str, *, config: str | None, files: Mapping[str, bytes] | None) -> None:
+        """Loads or reloads a model."""
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Starts unloading a model."""
+
+    def model_ready(self, name: str, version: int) -> bool:
+        """Whether a model version serves, -1 for the latest."""
+
+
 class ModelHost:
     """The ``BackendHost`` of one model version; ``model`` is set once the version exists."""
 
-    def __init__(self, core: EngineCore, name: str, submit: Submit) -> None:
+    def __init__(self, core: EngineCore, name: str, submit: Submit, control: Control) -> None:
         self.loop: asyncio.AbstractEventLoop = core.loop
         self.clock: Clock = core.clock
         self.model: ModelVersion | None = None
         self._core = core
         self._name = name
         self._submit = submit
+        self._control = control
+        self.metrics = core.custom_metrics
 
     def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
         """A nested request (BLS); on the loop. What is wrong with it comes as a response, so no ``try`` is needed."""
@@ -54,6 +72,24 @@ class ModelHost:
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
         """An instance died or is back. Thread-safe."""
         self._core.inbox.post(self._tell, instance, healthy, why, gone)
+
+    async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """Loads or reloads a model for this one; goes on to its end whatever becomes of who asked."""
+        self._check_control_mode()
+        await self._core.protect(self._control.load(name, config=config, files=files or None))
+
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """Starts unloading a model for this one."""
+        self._check_control_mode()
+        await self._core.protect(self._control.unload(name, unload_dependents=unload_dependents))
+
+    def _check_control_mode(self) -> None:
+        if self._core.options.control_mode != "explicit":
+            raise NotReady(NOT_EXPLICIT)
+
+    async def is_model_ready(self, name: str, version: int) -> bool:
+        """Whether a model version serves."""
+        return self._control.model_ready(name, version)
 
     def _tell(self, instance: str, healthy: bool, why: str, gone: bool) -> None:
         if self.model is not None:

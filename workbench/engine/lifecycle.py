@@ -57,6 +57,14 @@ class Lifecycle:
         """See ``entry.lookup``."""
         return lookup(self.entries, name, version)
 
+    def model_ready(self, name: str, version: int) -> bool:
+        """Whether a model version serves; False for one that is not known (15.3)."""
+        try:
+            model = self.lookup(name, version)
+        except WorkbenchError:
+            return False
+        return model.healthy
+
     def entry(self, name: str) -> ModelEntry:
         """The entry of a name, made when there is none."""
         entry = self.entries.get(name)
@@ -298,7 +306,7 @@ class Lifecycle:
         core, name = self.core, polled.source.name
         if is_ensemble(polled.config):
             return self.composing.open(self.entry(name), polled, number)
-        host = ModelHost(core, name, self._submit_nested)
+        host = ModelHost(core, name, self._submit_nested, self)
         backend = await core.on_loader(self.backends.find, polled.config, polled.source, number)
         gpus = self.backends.gpus(polled.config.backend)
         config = await core.on_loader(complete_io, polled, number, backend, host, core.options, gpus)

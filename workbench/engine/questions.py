@@ -7,17 +7,8 @@ from typing import Any
 from workbench.engine.lifecycle import Lifecycle
 from workbench.engine.options import ConfigState
 from workbench.engine.validation import config_type
-from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.errors import InvalidRequest
 from workbench.protocol import datatypes
-
-
-def model_ready(lifecycle: Lifecycle, name: str, version: int) -> bool:
-    """Whether a model version serves; False for one that is not known (15.3)."""
-    try:
-        model = lifecycle.lookup(name, version)
-    except WorkbenchError:
-        return False
-    return model.healthy
 
 
 def model_config(lifecycle: Lifecycle, name: str, version: int) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from workbench.engine.host import NOT_EXPLICIT
 from workbench.errors import InternalError, InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
 from workbench.protocol import json_data as js
 from workbench.protocol.http_codec import SHARED_MEMORY_DISABLED, json_too_large
@@ -45,7 +46,6 @@ _ROUTES = 4096
 _ROUTE_BYTES = 512  # a longer path is looked up each time: what strangers ask for must not be kept in full
 
 NOT_ALLOWED = "Method Not Allowed"
-NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 FILES_DISABLED = (
     "file overrides in load requests are disabled. Start the server with '--allow-file-override=true' to enable."
 )

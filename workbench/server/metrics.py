@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench import telemetry
+from workbench.backends.custom_metrics import FamilyValues, number_text
 from workbench.errors import WorkbenchError
 from workbench.server.http import Exchange
 
@@ -57,6 +58,14 @@ _COUNTERS: tuple[tuple[str, str, str, str], ...] = (
     ),
 )
 
+OWN: dict[str, str] = {
+    **{name: "counter" for name, _, _, _ in _COUNTERS},
+    "nv_inference_request_failure": "counter",
+    "nv_inference_pending_request_count": "gauge",
+    "nv_model_load_duration_secs": "gauge",
+}
+"""The families of models, by name: their kinds."""
+
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[Labels, float]
 
@@ -66,6 +75,7 @@ class MetricsApi:
 
     def __init__(self, engine: InferenceEngine, interval_s: float = 2.0) -> None:
         self._engine = engine
+        engine.custom_metrics.reserve(OWN)
         self._interval_s = interval_s
         self._devices: telemetry.DeviceSample | None = None
         self._sampled = 0.0
@@ -104,13 +114,32 @@ class MetricsApi:
 def exposition(engine: InferenceEngine, devices: telemetry.DeviceSample) -> str:
     """All metrics as text."""
     lines: list[str] = []
+    custom = {family.name: family for family in engine.custom_metrics.values()}
     for name, kind, text, samples in _families(engine, devices):
-        lines.append(f"# HELP {name} {text}")
-        lines.append(f"# TYPE {name} {kind}")
+        _head_lines(lines, name, kind, text)
         for labels, value in samples:
-            inner = ",".join(f'{key}="{_escape(item)}"' for key, item in labels)
-            lines.append(f"{name}{{{inner}}} {_number(value)}" if inner else f"{name} {_number(value)}")
+            lines.append(_line(name, labels, value))
+        if name in custom:  # a model may add rows to a family of the server's own, as in Triton
+            lines += _custom_lines(custom.pop(name))
+    for family in custom.values():
+        _head_lines(lines, family.name, family.kind, family.text)
+        lines += _custom_lines(family)
     return "\n".join(lines) + "\n"
+
+
+def _head_lines(lines: list[str], name: str, kind: str, text: str) -> None:
+    # Triton writes a text as it stands; a line break in it would make the page unreadable
+    lines.append(f"# HELP {name} {text}".replace("\\", "\\\\").replace("\n", "\\n"))
+    lines.append(f"# TYPE {name} {kind}")
+
+
+def _custom_lines(family: FamilyValues) -> list[str]:
+    return [_line(family.name + part, labels, value) for part, labels, value in family.rows]
+
+
+def _line(name: str, labels: Labels, value: float) -> str:
+    inner = ",".join(f'{key}="{_escape(item)}"' for key, item in labels)
+    return f"{name}{{{inner}}} {number_text(value)}" if inner else f"{name} {number_text(value)}"
 
 
 Family = tuple[str, str, str, Iterable[Sample]]
@@ -215,10 +244,6 @@ def _device_families(devices: telemetry.DeviceSample) -> Iterator[Family]:
         [((), float(cpu.memory_total_bytes))],
     )
     yield "nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", [((), float(cpu.memory_used_bytes))]
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
 
 
 def _escape(text: str) -> str:

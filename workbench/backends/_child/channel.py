@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.backends._child import wire
+from workbench.backends._child.enums import ErrorCode
 from workbench.backends._child.requests import InferenceRequest, nested_head
 from workbench.backends._child.runner import Threads
 from workbench.backends._child.slabs import Slabs
-from workbench.backends._child.tensors import ErrorCode, InferenceResponse, Tensor, TritonError
+from workbench.backends._child.tensors import InferenceResponse, Tensor, TritonError, TritonModelException
 
 
 class Channel:
@@ -79,6 +80,24 @@ class Channel:
     def log(self, level: str, message: str) -> None:
         """A line for the server's log."""
         self.send(wire.LOG, (level, message))
+
+    def ask(self, operation: str, *arguments: Any) -> Any:
+        """Asks the server something else and waits (see ``Runtime``)."""
+        number, answers = self._open_call()
+        try:
+            self.send(wire.CALL, (number, wire.ASK, (operation, arguments)))
+            frame = self._wait(answers)
+        finally:
+            self._close_call(number)
+        assert frame is not None
+        _, error, value = frame.head
+        if error:
+            raise TritonModelException(error)
+        return value
+
+    def tell(self, operation: str, *arguments: Any) -> None:
+        """Tells the server something; no answer comes."""
+        self.send(wire.CALL, (0, wire.ASK, (operation, arguments)))
 
     # Frames
 

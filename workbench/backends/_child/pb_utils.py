@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import types
 from typing import Any
 
 import numpy as np
 
-from workbench.backends._child import dtypes, requests, tensors
+from workbench.backends._child import dtypes, enums, loading, metrics, replies, requests, tensors
+from workbench.backends._child.enums import LogLevel, MemoryType
 from workbench.backends._child.model_config import ModelConfig
 
 NAME = "triton_python_backend_utils"
@@ -30,7 +33,7 @@ TRITON_STRING_TO_NUMPY = {
 
 _NUMBER_TO_NUMPY: dict[int, Any] = {
     dtypes.TRITON_NUMBER[name.replace("TYPE_", "").replace("STRING", "BYTES")]: dtype
-    for name, dtype in TRITON_STRING_TO_NUMPY.items()
+    for name, dtype in {**TRITON_STRING_TO_NUMPY, "TYPE_BOOL": np.bool_}.items()
 }
 
 
@@ -47,12 +50,11 @@ def triton_to_numpy_type(data_type: int) -> Any:
 def numpy_to_triton_type(data_type: Any) -> int | None:
     """Triton's number for a numpy type, None where there is none."""
     if data_type is np.bytes_:
-        return 13
-    try:
-        name = dtypes.V2.get(np.dtype(data_type))
-    except TypeError:
-        return None
-    return None if name is None else dtypes.TRITON_NUMBER[name]
+        return dtypes.TRITON_NUMBER["BYTES"]
+    for number, known in _NUMBER_TO_NUMPY.items():
+        if data_type == known:
+            return number
+    return None
 
 
 def serialize_byte_tensor(input_tensor: Any) -> Any:
@@ -107,61 +109,108 @@ def _by_name(entries: Any, name: str) -> Any:
     return None
 
 
-class LogLevel:
-    """The levels of ``Logger.log``."""
-
-    INFO, WARNING, ERROR, VERBOSE = "info", "warning", "error", "verbose"
-
-
 def _logger(runtime: requests.Runtime) -> type:
-    levels = (LogLevel.INFO, LogLevel.WARNING, LogLevel.ERROR, LogLevel.VERBOSE)
+    kind = f"{enums.MODULE}.Logger.LogLevel"
 
-    def log(message: Any, level: Any = LogLevel.INFO) -> None:
-        if not isinstance(message, str) or level not in levels:
-            signature = "(message: str, level: c_python_backend_utils.Logger.LogLevel = <LogLevel.INFO: 0>) -> None"
-            raise tensors.incompatible("log", signature, (message, level), {})
-        runtime.log(level, message)
+    def log(*args: Any, **kwargs: Any) -> None:
+        """Writes a line to the server's log, at the level INFO where none is named."""
+        signature = f"(message: str, level: {kind} = <LogLevel.INFO: 0>) -> None"
+        given = tensors.arguments("log", signature, {"message": ..., "level": LogLevel.INFO}, args, kwargs)
+        if not isinstance(given["message"], str) or not isinstance(given["level"], LogLevel):
+            raise tensors.incompatible("log", signature, args, kwargs)
+        runtime.log(given["level"].name.lower(), given["message"])
+
+    def at(name: str, level: LogLevel) -> Any:
+        def function(*args: Any, **kwargs: Any) -> None:
+            signature = "(message: str) -> None"
+            given = tensors.arguments(name, signature, {"message": ...}, args, kwargs)
+            if not isinstance(given["message"], str):
+                raise tensors.incompatible(name, signature, args, kwargs)
+            runtime.log(level.name.lower(), given["message"])
+
+        function.__name__ = name
+        function.__doc__ = f"Writes a line to the server's log at the level {level.name}."
+        return staticmethod(function)
+
+    def refuse(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{enums.MODULE}.Logger: No constructor defined!")
 
     names = {
         "LogLevel": LogLevel,
-        "INFO": LogLevel.INFO,
-        "WARNING": LogLevel.WARNING,
-        "ERROR": LogLevel.ERROR,
-        "VERBOSE": LogLevel.VERBOSE,
+        **{level.name: level for level in LogLevel},
         "log": staticmethod(log),
-        "log_info": staticmethod(lambda message: log(message, LogLevel.INFO)),
-        "log_warn": staticmethod(lambda message: log(message, LogLevel.WARNING)),
-        "log_error": staticmethod(lambda message: log(message, LogLevel.ERROR)),
-        "log_verbose": staticmethod(lambda message: log(message, LogLevel.VERBOSE)),
+        "log_info": at("log_info", LogLevel.INFO),
+        "log_warn": at("log_warn", LogLevel.WARNING),
+        "log_error": at("log_error", LogLevel.ERROR),
+        "log_verbose": at("log_verbose", LogLevel.VERBOSE),
+        "__new__": refuse,
         "__doc__": "Writes to the server's log.",
+        "__module__": enums.MODULE,
     }
     return type("Logger", (), names)
+
+
+def importable(module: types.ModuleType) -> dict[str, types.ModuleType]:
+    """The module under its name, and under that of Triton's C++ module, which some models import their types from."""
+    inner = types.ModuleType(enums.MODULE, "The C++ part of Triton's module.")
+    for name in _INNER:
+        setattr(inner, name, getattr(module, name))
+    for kind in (
+        enums.MemoryType,
+        enums.MetricKind,
+        metrics.Metric,
+        replies.InferenceResponseSender,
+        requests.InferenceTrace,
+        requests.ResponseIterator,
+    ):
+        setattr(inner, kind.__name__, kind)
+    return {NAME: module, enums.MODULE: inner}
+
+
+_INNER = (
+    "InferenceRequest",
+    "InferenceResponse",
+    "Logger",
+    "MetricFamily",
+    "PreferredMemory",
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "is_model_ready",
+    "load_model",
+    "unload_model",
+)
 
 
 def build(runtime: requests.Runtime, model_dir: str) -> types.ModuleType:
     """The module for one model. Its ``InferenceRequest`` runs nested requests through ``runtime``; see ``identify``."""
     module = types.ModuleType(NAME, "What a Python model talks to Triton with.")
-    bound = type("InferenceRequest", (requests.InferenceRequest,), {"_runtime": runtime, "__module__": tensors.MODULE})
+    bound = type("InferenceRequest", (requests.InferenceRequest,), {"_runtime": runtime, "__module__": enums.MODULE})
     names: dict[str, Any] = {
         "InferenceRequest": bound,
         "InferenceResponse": tensors.InferenceResponse,
-        "InferenceResponseSender": requests.InferenceResponseSender,
         "Logger": _logger(runtime),
+        "MetricFamily": metrics.bind(runtime),
         "ModelConfig": ModelConfig,
         "PreferredMemory": requests.PreferredMemory,
         "Tensor": tensors.Tensor,
         "TritonError": tensors.TritonError,
         "TritonModelException": tensors.TritonModelException,
-        "TRITONSERVER_MEMORY_CPU": requests.MemoryType.TRITONSERVER_MEMORY_CPU,
-        "TRITONSERVER_MEMORY_GPU": requests.MemoryType.TRITONSERVER_MEMORY_GPU,
+        "TRITONSERVER_MEMORY_CPU": MemoryType.TRITONSERVER_MEMORY_CPU,
+        "TRITONSERVER_MEMORY_GPU": MemoryType.TRITONSERVER_MEMORY_GPU,
         "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": requests.FLAG_SEQUENCE_START,
         "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": requests.FLAG_SEQUENCE_END,
         "TRITONSERVER_REQUEST_RELEASE_ALL": requests.RELEASE_ALL,
         "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": requests.RELEASE_RESCHEDULE,
-        "TRITONSERVER_RESPONSE_COMPLETE_FINAL": requests.FINAL,
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL": replies.FINAL,
         "TRITON_STRING_TO_NUMPY": TRITON_STRING_TO_NUMPY,
+        "json": json,
         "np": np,
+        "struct": struct,
         "get_model_dir": lambda: model_dir,
+        **loading.bind(runtime),
     }
     for function in (
         triton_string_to_numpy,

@@ -1,32 +1,24 @@
-"""``InferenceRequest`` and the response sender of ``triton_python_backend_utils``, and the bookkeeping of one batch.
-
-Rules (python_backend, pb_stub.cc and response_sender.cc): a model that is not decoupled answers each request exactly
-once, through the list that ``execute`` returns or through a response sender; a decoupled one sends any number of
-responses through senders, the last with the final flag, also after ``execute`` has returned and from other threads.
-"""
+"""``InferenceRequest`` of ``triton_python_backend_utils``: one that a model got, or one that it makes (BLS)."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
-import threading
-from collections.abc import Callable
 from typing import Any, Protocol
 
+from workbench.backends._child.enums import MODULE, MemoryType
+from workbench.backends._child.replies import InferenceResponseSender, Reply
 from workbench.backends._child.tensors import (
-    MODULE,
     InferenceResponse,
     Tensor,
     TritonError,
     TritonModelException,
+    arguments,
     check_parameters,
     incompatible,
 )
 
-FINAL = 1
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 FLAG_SEQUENCE_START, FLAG_SEQUENCE_END = 1, 2
-DECOUPLED_HINT = "A model that sends any number of responses needs `model_transaction_policy { decoupled: true }`"
 
 
 class Responses(Protocol):
@@ -51,236 +43,98 @@ class Runtime(Protocol):
     def log(self, level: str, message: str) -> None:
         """A line for the server's log."""
 
+    def ask(self, operation: str, *arguments: Any) -> Any:
+        """Asks the server something else (see ``python_questions``) and waits.
 
-class MemoryType(enum.IntEnum):
-    """Where a tensor lies (TRITONSERVER_MemoryType)."""
+        Raises:
+            TritonModelException: it refused.
+        """
 
-    TRITONSERVER_MEMORY_CPU = 0
-    TRITONSERVER_MEMORY_GPU = 2
+    def tell(self, operation: str, *arguments: Any) -> None:
+        """Tells the server something; no answer comes."""
 
 
 class PreferredMemory:
     """Where a nested request would like its outputs; here they always lie in host memory."""
 
+    __module__ = MODULE
     __slots__ = ("_device", "_kind")
 
-    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        self._kind = preferred_memory_type
-        self._device = preferred_device_id
-
-
-class Sink(Protocol):
-    """Where the answers of a batch go. Thread-safe."""
-
-    def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
-        """Passes an answer on; None is a final flag without a response."""
-
-    def emit_all(self, responses: list[InferenceResponse]) -> None:
-        """Passes the final answers of all requests on, in their order; ``leave`` follows."""
-
-    def leave(self, batch: Batch, error: str) -> None:
-        """Called once: ``execute`` has returned and (unless decoupled) every request is answered."""
-
-
-class Batch:
-    """One batch in a model: who has been answered, and where answers go. Thread-safe."""
-
-    __slots__ = (
-        "cancelled",
-        "decoupled",
-        "error",
-        "given_back",
-        "input_end",
-        "instance",
-        "left",
-        "lock",
-        "model",
-        "open",
-        "output_start",
-        "returned",
-        "sink",
-    )
-
-    def __init__(
-        self,
-        size: int,
-        sink: Sink,
-        cancelled: Callable[[int], bool],
-    ) -> None:
-        self.sink = sink
-        self.cancelled = cancelled
-        self.lock = threading.Lock()
-        self.open = size
-        self.returned = False
-        self.left = False
-        self.decoupled = False
-        self.error = ""
-        self.given_back: list[int] = []
-        self.model = self.instance = ""
-        self.input_end = self.output_start = 0
-
-    def answer_all(self, replies: list[Reply], responses: list[InferenceResponse]) -> None:
-        """The list that ``execute`` returned, where no response sender was taken."""
-        self.sink.emit_all(responses)
-        for reply in replies:
-            reply.closed = True
-        with self.lock:
-            self.open = 0
-
-    def closed_one(self) -> None:
-        """A request has had its last response."""
-        with self.lock:
-            self.open -= 1
-            last = self.returned and not self.open and not self.decoupled and not self.left
-            self.left = self.left or last
-        if last:
-            self.sink.leave(self, self.error)
-
-    def end(self, error: str) -> None:
-        """``execute`` has returned, or raised."""
-        with self.lock:
-            self.returned = True
-            self.error = error
-            last = not self.left and (not self.open or self.decoupled or bool(error))
-            self.left = self.left or last
-        if last:
-            self.sink.leave(self, error)
-
-
-class Reply:
-    """The state of one request's answer, shared by the request and its senders."""
-
-    # Defaults on the class: one of these is made for every request, and most are never written to.
-    sent = 0
-    closed = False
-    held: InferenceResponse | None = None
-    senders = False
-    back = False
-
-    def __init__(self, batch: Batch, index: int) -> None:
-        self.batch = batch
-        self.index = index
-
-    def send(self, response: InferenceResponse | None, flags: int) -> None:
-        """What a response sender does; see the module's text for the rules."""
-        batch = self.batch
-        final = flags == FINAL
-        with batch.lock:
-            if not batch.decoupled:
-                if response is None and final and not self.sent:
-                    raise TritonModelException(
-                        "Unable to send response. Non-decoupled model cannot send complete final before sending a "
-                        "response."
-                    )
-                if response is not None and self.sent:
-                    self.held = None
-                    raise TritonModelException(
-                        "Unable to send response. Non-decoupled model cannot send more than one response. "
-                        f"{DECOUPLED_HINT} (model '{batch.model}', instance '{batch.instance}')"
-                    )
-                if response is None and self.held is None and self.closed:
-                    return  # the response itself was taken for the final one, execute having returned
-            if self.closed:
-                raise TritonModelException("Unable to send response. Response sender has been closed.")
-            if response is not None:
-                self.sent += 1
-            if not batch.decoupled:
-                if not final and not batch.returned:
-                    self.held = response  # a second one would be an error: so the first waits for execute to return
-                    return
-                response, self.held = response or self.held, None
-                final = True
-            self.closed = final
-        batch.sink.emit(self.index, response, final)
-        if final:
-            batch.closed_one()
-
-    def give_back(self) -> None:
-        """The request is to be executed again (its release flag): this execution owes it no answer any more.
-
-        One that has had its last response is over; the flag then does nothing.
-        """
-        batch = self.batch
-        with batch.lock:
-            if self.closed or (self.sent and not batch.decoupled):
-                return
-            self.closed = True
-            batch.open -= 1
-            batch.given_back.append(self.index)
-
-    def fail(self) -> bool:
-        """Marks a request as answered by the batch's error; False where it has been answered."""
-        with self.batch.lock:
-            if self.closed:
-                return False
-            self.closed = True
-            return True
-
-    def __del__(self) -> None:
-        if self.closed or not self.batch.returned or self.batch.error:
-            return
-        text = (
-            f"Failed to process the request(s) for model '{self.batch.instance}', message: the response sender was "
-            "dropped without a response with the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        signature = (
+            f"{MODULE}.PreferredMemory(preferred_memory_type: triton::backend::python::PreferredMemory::MemoryType, "
+            "preferred_device_id: int = 0)"
         )
-        self.closed = True
-        self.batch.sink.emit(self.index, InferenceResponse(error=TritonError(text)), True)
-        self.batch.closed_one()
+        names = {"preferred_memory_type": ..., "preferred_device_id": 0}
+        self._kind, self._device = arguments("__init__", signature, names, args, kwargs).values()
+        if not isinstance(self._kind, MemoryType) or not isinstance(self._device, int):
+            raise incompatible("__init__", signature, args, kwargs)
 
 
-class InferenceResponseSender:
-    """Sends the responses of one request."""
+class InferenceTrace:
+    """The trace that a request belongs to, for a nested request to take part in."""
 
     __module__ = MODULE
-    __slots__ = ("_outputs", "_reply")
+    __slots__ = ()
 
-    def __init__(self, reply: Reply, outputs: Any) -> None:
-        self._reply = reply
-        self._outputs = outputs
-
-    def send(self, response: Any = None, flags: int = 0) -> None:
-        """Sends a response, the last one with ``flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL``.
-
-        Raises:
-            TritonModelException: against the rules, in Triton's words.
-        """
-        if response is not None and not isinstance(response, InferenceResponse):
-            raise incompatible(
-                "send",
-                "(self: c_python_backend_utils.InferenceResponseSender, response: "
-                "c_python_backend_utils.InferenceResponse = None, flags: int = 0) -> None",
-                (self, response),
-                {},
-            )
-        if flags not in (0, FINAL):
-            raise TritonModelException("Unable to send response. Unsupported flag provided.")
-        if response is None and flags == 0:
-            raise TritonModelException(
-                "Inference Response object must be provided when the response flags is set to zero."
-            )
-        self._reply.send(prune(response, self._outputs), flags)
-
-    def is_cancelled(self) -> bool:
-        """Whether the client has gone away."""
-        return self._reply.batch.cancelled(self._reply.index)
+    def get_context(self) -> str | None:
+        """The propagated context of an OpenTelemetry trace as JSON, None where there is none."""
+        return None
 
 
-def prune(response: Any, outputs: Any) -> Any:
-    """Leaves out the output tensors that were not asked for."""
-    if response is not None and outputs is not None and response._error is None:
-        for tensor in response._tensors:
-            if tensor._name not in outputs:
-                response._tensors = [tensor for tensor in response._tensors if tensor._name in outputs]
-                break
-    return response
+_NO_TRACE = InferenceTrace()
 
 
+_ANY_MEMORY = object.__new__(PreferredMemory)
 _REQUEST = (
     "c_python_backend_utils.InferenceRequest(request_id: str = '', correlation_id: object = 0, "
     "inputs: List[triton::backend::python::PbTensor], requested_output_names: List[str], model_name: str, "
     "model_version: int = -1, flags: int = 0, timeout: int = 0, preferred_memory: "
-    "c_python_backend_utils.PreferredMemory, trace: c_python_backend_utils.InferenceTrace, parameters: object = None)"
+    f"c_python_backend_utils.PreferredMemory = {_ANY_MEMORY!r}, trace: c_python_backend_utils.InferenceTrace = "
+    f"{_NO_TRACE!r}, parameters: object = None)"
 )
+_NAMES: dict[str, Any] = {
+    "request_id": "",
+    "correlation_id": 0,
+    "inputs": ...,
+    "requested_output_names": ...,
+    "model_name": ...,
+    "model_version": -1,
+    "flags": 0,
+    "timeout": 0,
+    "preferred_memory": _ANY_MEMORY,
+    "trace": _NO_TRACE,
+    "parameters": None,
+}
+
+
+def _fits(given: dict[str, Any]) -> bool:
+    """Whether the arguments of ``InferenceRequest`` have the types that Triton's C++ module takes."""
+    return (
+        isinstance(given["request_id"], str)
+        and isinstance(given["model_name"], str)
+        and isinstance(given["inputs"], (list, tuple))
+        and all(isinstance(tensor, Tensor) for tensor in given["inputs"])
+        and isinstance(given["requested_output_names"], (list, tuple))
+        and all(isinstance(name, str) for name in given["requested_output_names"])
+        and hasattr(given["model_version"], "__index__")
+        and all(hasattr(given[name], "__index__") and given[name] >= 0 for name in ("flags", "timeout"))
+        and isinstance(given["preferred_memory"], PreferredMemory)
+        and isinstance(given["trace"], InferenceTrace)
+    )
+
+
+def _check_correlation_id(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if not 0 <= value < 1 << 64:
+        raise RuntimeError(
+            "Unable to cast Python instance to C++ type (#define PYBIND11_DETAILED_ERROR_MESSAGES or compile in debug "
+            "mode for details)"
+        )
+    return value
 
 
 class InferenceRequest:
@@ -293,8 +147,8 @@ class InferenceRequest:
     _flags = 0
     _timeout = 0
     _parameters = ""
-    _preferred_memory: Any = None
-    _trace: Any = None
+    _preferred_memory = _ANY_MEMORY
+    _trace = _NO_TRACE
     _release_flags = 0
     _reply: Reply | None = None
     _inputs: list[Tensor]
@@ -303,36 +157,21 @@ class InferenceRequest:
     _model_version: int
     _runtime: Runtime
 
-    def __init__(
-        self,
-        request_id: str = "",
-        correlation_id: Any = 0,
-        inputs: Any = None,
-        requested_output_names: Any = None,
-        model_name: Any = None,
-        model_version: int = -1,
-        flags: int = 0,
-        timeout: int = 0,
-        preferred_memory: Any = None,
-        trace: Any = None,
-        parameters: Any = None,
-    ) -> None:
-        good = isinstance(inputs, (list, tuple)) and all(isinstance(tensor, Tensor) for tensor in inputs)
-        names = isinstance(requested_output_names, (list, tuple, set))
-        if not good or not names or not isinstance(model_name, str):
-            given = {"model_name": model_name, "inputs": inputs, "requested_output_names": requested_output_names}
-            raise incompatible("__init__", _REQUEST, (), {k: v for k, v in given.items() if v is not None})
-        self._id = request_id
-        self._correlation_id = correlation_id
-        self._inputs = list(inputs)
-        self._outputs: Any = list(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout = timeout
-        self._preferred_memory = preferred_memory
-        self._trace = trace
-        self._parameters = check_parameters(parameters)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = arguments("__init__", _REQUEST, _NAMES, args, kwargs)
+        if not _fits(given):
+            raise incompatible("__init__", _REQUEST, args, kwargs)
+        self._id = given["request_id"]
+        self._parameters = check_parameters(given["parameters"])
+        self._correlation_id = _check_correlation_id(given["correlation_id"])
+        self._inputs = list(given["inputs"])
+        self._outputs = list(given["requested_output_names"])
+        self._model_name = given["model_name"]
+        self._model_version = int(given["model_version"])
+        self._flags = int(given["flags"])
+        self._timeout = int(given["timeout"])
+        self._preferred_memory = given["preferred_memory"]
+        self._trace = given["trace"]
 
     @classmethod
     def received(cls, fields: Any, inputs: list[Tensor], reply: Reply) -> InferenceRequest:
@@ -378,15 +217,21 @@ class InferenceRequest:
         """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END."""
         return self._flags
 
-    def set_flags(self, flags: int) -> None:
+    def set_flags(self, *args: Any) -> None:
         """Sets the flags of a request to be sent."""
-        self._flags = flags
+        self._flags = self._flag("set_flags", args)
 
-    def set_release_flags(self, flags: int) -> None:
+    def set_release_flags(self, *args: Any) -> None:
         """What becomes of the request after ``execute``: TRITONSERVER_REQUEST_RELEASE_ALL, or _RESCHEDULE."""
-        self._release_flags = flags
+        flags = self._release_flags = self._flag("set_release_flags", args)
         if self._reply is not None:
             self._reply.back = flags == RELEASE_RESCHEDULE
+
+    def _flag(self, function: str, args: Any) -> int:
+        if len(args) != 1 or not hasattr(args[0], "__index__") or args[0] < 0:
+            signature = "(self: c_python_backend_utils.InferenceRequest, arg0: int) -> None"
+            raise incompatible(function, signature, (self, *args), {})
+        return int(args[0])
 
     def timeout(self) -> int:
         """The request's timeout in microseconds, 0 for none."""
@@ -396,12 +241,12 @@ class InferenceRequest:
         """The request's parameters as JSON."""
         return self._parameters or "{}"
 
-    def preferred_memory(self) -> Any:
+    def preferred_memory(self) -> PreferredMemory:
         """Where the outputs should lie."""
         return self._preferred_memory
 
-    def trace(self) -> Any:
-        """The trace that the request belongs to; None where there is none."""
+    def trace(self) -> InferenceTrace:
+        """The trace that the request belongs to."""
         return self._trace
 
     def is_cancelled(self) -> bool:
@@ -415,8 +260,11 @@ class InferenceRequest:
         self._reply.senders = True
         return InferenceResponseSender(self._reply, self._outputs)
 
-    def exec(self, decoupled: bool = False) -> Any:
+    def exec(self, decoupled: Any = False) -> Any:
         """Runs the request on its model and waits: a response, or with ``decoupled`` an iterator over responses."""
+        if decoupled is None or not hasattr(decoupled, "__bool__"):
+            signature = "(self: c_python_backend_utils.InferenceRequest, decoupled: bool = False) -> object"
+            raise incompatible("exec", signature, (self,), {"decoupled": decoupled})
         stream = self._runtime.infer(self)
         if decoupled:
             return ResponseIterator(stream)
@@ -432,10 +280,14 @@ class InferenceRequest:
             return InferenceResponse(error=TritonError(text))
         return response
 
-    async def async_exec(self, decoupled: bool = False) -> Any:
-        """``exec`` as an awaitable."""
+    def async_exec(self, decoupled: Any = False) -> asyncio.Future[Any]:
+        """``exec`` on a thread of its own, under way at once; to be awaited.
+
+        Raises:
+            RuntimeError: no event loop runs on this thread.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._runtime.executor(), self.exec, decoupled)
+        return loop.run_in_executor(self._runtime.executor(), self.exec, decoupled)
 
 
 def nested_head(request: InferenceRequest) -> tuple[Any, ...]:
@@ -453,17 +305,35 @@ def nested_head(request: InferenceRequest) -> tuple[Any, ...]:
 
 
 class ResponseIterator:
-    """The responses of a nested request to a decoupled model."""
+    """The responses of a nested request to a decoupled model; once all have come it can be gone through again."""
+
+    __module__ = MODULE
 
     def __init__(self, stream: Responses) -> None:
         self._stream = stream
+        self._come: list[InferenceResponse] = []
+        self._next = 0
+        self._over = False
 
     def __iter__(self) -> ResponseIterator:
+        if self._over and self._next >= len(self._come):
+            self._next = 0
         return self
 
     def __next__(self) -> InferenceResponse:
-        return next(self._stream)[0]
+        if not self._over:
+            try:
+                response, self._over = next(self._stream)
+            except StopIteration:
+                self._over = True
+            else:
+                self._come.append(response)
+        if self._next >= len(self._come):
+            raise StopIteration("Iteration is done for the responses.")
+        self._next += 1
+        return self._come[self._next - 1]
 
     def cancel(self) -> None:
         """Stops the request; no further responses come."""
-        self._stream.close()
+        if not self._over:
+            self._stream.close()

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from workbench.backends._child.model_config import ModelConfig
-from workbench.backends._child.requests import DECOUPLED_HINT, Batch, Reply, prune
+from workbench.backends._child.replies import DECOUPLED_HINT, Batch, Reply, prune
 from workbench.backends._child.tensors import InferenceResponse, TritonModelException
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120

@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.backends._child import pb_utils, wire
 from workbench.backends._child.channel import Channel, received
-from workbench.backends._child.requests import Batch, Reply
+from workbench.backends._child.replies import Batch, Reply
 from workbench.backends._child.runner import ModelError, Runner, describe
 from workbench.backends._child.tensors import InferenceResponse, Tensor
 
@@ -99,7 +99,7 @@ def serve(fd: int) -> int:
     setup = channel.next_work().head
     die_with_parent(setup["parent"])
     module = pb_utils.build(channel, setup["version_dir"])
-    sys.modules[pb_utils.NAME] = module
+    sys.modules.update(pb_utils.importable(module))
     sys.path.extend(setup["places"])
     runner = Runner(setup["args"], setup["path"], lambda: load(setup["path"], setup["package"]))
     try:

@@ -5,34 +5,21 @@ Texts are those of Triton's python_backend, recorded from release 24.10 (Triton 
 
 from __future__ import annotations
 
-import enum
 import json
 from typing import Any
 
 import numpy as np
 
+from workbench.backends._child import dlpack
 from workbench.backends._child.dtypes import TRITON_NUMBER, v2_name
+from workbench.backends._child.enums import MODULE, ErrorCode
 from workbench.backends._child.wire import unpack
-
-MODULE = "c_python_backend_utils"
-"""Where Triton's classes say that they come from: it stands in the texts that name their types."""
 
 
 class TritonModelException(Exception):
     """What the functions of this module raise, and what a model may raise."""
 
-
-class ErrorCode(enum.IntEnum):
-    """The codes that a ``TritonError`` may carry (TRITONSERVER_Error_Code)."""
-
-    UNKNOWN = 0
-    INTERNAL = 1
-    NOT_FOUND = 2
-    INVALID_ARG = 3
-    UNAVAILABLE = 4
-    UNSUPPORTED = 5
-    ALREADY_EXISTS = 6
-    CANCELLED = 7
+    __module__ = MODULE
 
 
 def incompatible(function: str, signature: str, args: Any, kwargs: Any) -> TypeError:
@@ -47,6 +34,19 @@ def incompatible(function: str, signature: str, args: Any, kwargs: Any) -> TypeE
     )
 
 
+def arguments(function: str, signature: str, names: dict[str, Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by name, with their defaults (``...`` for none).
+
+    Raises:
+        TypeError: too many, unknown or missing ones, in the words of Triton's C++ module.
+    """
+    given = {**dict(zip(names, args)), **kwargs}  # noqa: B905 - Python 3.9
+    out = {**names, **given}
+    if len(given) != len(args) + len(kwargs) or len(out) > len(names) or ... in out.values():
+        raise incompatible(function, signature, args, kwargs)
+    return out
+
+
 def check_parameters(parameters: Any) -> str:
     """The JSON text of a dict of parameters, "" for none.
 
@@ -56,11 +56,11 @@ def check_parameters(parameters: Any) -> str:
     if parameters is None:
         return ""
     if not isinstance(parameters, dict):
-        raise TritonModelException(f"Expect parameters to be of type dict, found type {type(parameters)}")
+        raise TritonModelException(f"Expect N8pybind114dictE, got {type(parameters)}")  # Triton's C++ name of dict
     for key, value in parameters.items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
-        if not isinstance(value, (bool, int, float, str)):
+        if not isinstance(value, (bool, int, str)):
             raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
     return json.dumps(parameters) if parameters else ""
 
@@ -80,17 +80,17 @@ class TritonError:
     ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
     CANCELLED = ErrorCode.CANCELLED
 
-    def __init__(self, message: Any, code: Any = ErrorCode.INTERNAL) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        signature = (
+            "c_python_backend_utils.TritonError(message: str, code: c_python_backend_utils.TritonError.__ErrorCode"
+            " = <__ErrorCode.INTERNAL: 1>)"
+        )
+        names = {"message": ..., "code": ErrorCode.INTERNAL}
+        message, code = arguments("__init__", signature, names, args, kwargs).values()
         if not isinstance(message, str) or not isinstance(code, ErrorCode):
-            raise incompatible(
-                "__init__",
-                "c_python_backend_utils.TritonError(message: str, code: c_python_backend_utils.TritonError.__ErrorCode"
-                " = <__ErrorCode.INTERNAL: 1>)",
-                (message, code),
-                {},
-            )
-        self._message = message
-        self._code = code
+            raise incompatible("__init__", signature, args, kwargs)
+        self._message: str = message
+        self._code: ErrorCode = code
 
     def code(self) -> ErrorCode:
         """The code."""
@@ -102,6 +102,11 @@ class TritonError:
 
     def __repr__(self) -> str:
         return f"<TritonError {self._code.name}: {self._message}>"
+
+
+setattr(TritonError, "__ErrorCode", ErrorCode)  # a plain assignment in the class would mangle the name
+
+_NAMELESS = "Tensor name cannot be an empty string."
 
 
 class Tensor:
@@ -122,9 +127,13 @@ class Tensor:
         if kwargs or not isinstance(name, str) or not isinstance(array, np.ndarray):
             signature = "c_python_backend_utils.Tensor(arg0: str, arg1: numpy.ndarray)"
             raise incompatible("__init__", signature, () if kwargs else (name, array), kwargs)
+        if not name:
+            raise TritonModelException(_NAMELESS)
         datatype = v2_name(array.dtype)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
         self._name = name
         self._datatype = datatype
         self._shape = array.shape
@@ -171,6 +180,43 @@ class Tensor:
                 array = self._array = array.copy()
             self._source = None
         return array
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule over the tensor's memory, for a framework's ``from_dlpack``.
+
+        Raises:
+            TritonModelException: DLPack has no strings.
+        """
+        try:
+            return dlpack.export(self.as_numpy(), self._datatype)
+        except dlpack.DLPackError as error:
+            raise TritonModelException(str(error)) from None
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        """``to_dlpack``, as the array API calls it; host memory knows no stream."""
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's number of the device, and which one: host memory."""
+        return dlpack.CPU, 0
+
+    @staticmethod
+    def from_dlpack(*args: Any) -> Tensor:
+        """``Tensor.from_dlpack(name, thing)``: a tensor over the memory of a DLPack capsule, or of any framework's.
+
+        Raises:
+            TritonModelException: it lies on a device, not in C order, or its type is none of Triton's.
+        """
+        if len(args) != 2 or not isinstance(args[0], str):
+            signature = "(self: str, arg0: object) -> c_python_backend_utils.Tensor"
+            raise incompatible("from_dlpack", signature, args, {})
+        if not args[0]:
+            raise TritonModelException(_NAMELESS)
+        try:
+            datatype, array = dlpack.take(args[1])
+        except dlpack.DLPackError as error:
+            raise TritonModelException(str(error)) from None
+        return Tensor.wrap(args[0], datatype, array.shape, array)
 
     def __repr__(self) -> str:
         return f"<Tensor {self._name} {self._datatype} {list(self._shape)}>"

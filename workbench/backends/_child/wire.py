@@ -34,7 +34,7 @@ SETUP, EXECUTE, ANSWER, FINALIZE, TAKEN = 1, 2, 3, 4, 5
 READY, FAILED, RESPONSES, CALL, LOG, FREED = 11, 12, 13, 14, 15, 16
 
 # what a CALL asks for
-INFER, CANCELLED, CANCEL = 1, 2, 3
+INFER, CANCELLED, CANCEL, ASK = 1, 2, 3, 4
 
 RESPONSE_WINDOW = 32
 """Responses of one request of a decoupled model, but for the final one, that may be under way: sent and not taken."""
