@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.config.findings import Fix
 from workbench.config.lint_checker import Checker, removal
+from workbench.config.normalization import SEQUENCE_IDLE_DEFAULT_MICROSECONDS
 from workbench.config.path import Edit
 from workbench.config.schema import pb
 
@@ -134,12 +135,23 @@ def _levels(check: Checker) -> None:
         check.say("default-policy-unused", f"{_DYNAMIC}.default_queue_policy", text)
 
 
+_SHORT_IDLE = 10_000
+"""Microseconds that hardly a client needs as little as between two requests: seconds or milliseconds were meant."""
+
+
 def _sequence(check: Checker) -> None:
     direct = check.message.sequence_batching.direct
     if direct.minimum_slot_utilization and not direct.max_queue_delay_microseconds:
         path = "sequence_batching.direct.minimum_slot_utilization"
         text = "minimum_slot_utilization has no effect: max_queue_delay_microseconds is 0, nothing waits"
         check.say("slot-utilization-without-delay", path, text)
+    idle = check.message.sequence_batching.max_sequence_idle_microseconds
+    if 0 < idle < _SHORT_IDLE:
+        text = (
+            f"a sequence is ended when its next request comes more than {idle / 1000:g} ms after the one before; the "
+            f"unit is microseconds, the default is {SEQUENCE_IDLE_DEFAULT_MICROSECONDS}"
+        )
+        check.say("sequence-idle-short", "sequence_batching.max_sequence_idle_microseconds", text)
 
 
 # instances

@@ -133,7 +133,56 @@ def _more(problem: Problem, check: Checker) -> str:
     if "unexpected platform type" in text:
         better = _platform_meant(check.message.platform)
         return f". Did you mean {better}?" if better else ""
+    if "default priority level must be in range" in text:
+        lowest = check.message.dynamic_batching.priority_levels
+        return f" (a request without a priority takes this level; {lowest} is the lowest)"
+    if "different size for dims and reshape" in text:
+        return _sizes(problem, check.message)
+    if rule_of(problem) == "ensemble-graph":
+        return _unconnected(problem, check.message)
     return ""
+
+
+def _sizes(problem: Problem, message: Message) -> str:
+    """The two shapes that do not hold the same number of elements."""
+    match = re.match(r"(input|output)\[(\d+)\]", problem.path)
+    if match is None:
+        return ""
+    tensor = getattr(message, match.group(1))[int(match.group(2))]
+    dims, shape = list(tensor.dims), list(tensor.reshape.shape)
+    return f" (dims {dims}, reshape {shape}" + ("" if shape else ": one element") + ")"
+
+
+def _graph(message: Message) -> tuple[set[str], set[str]]:
+    """The tensors of an ensemble that something writes, and those that something reads."""
+    written, read = {each.name for each in message.input}, {each.name for each in message.output}
+    for step in message.ensemble_scheduling.step:
+        written |= set(step.output_map.values())
+        read |= set(step.input_map.values())
+    return written, read
+
+
+def _named(problem: Problem) -> str:
+    """The tensor that a refusal of an ensemble's graph is about."""
+    match = re.search(r"(?:tensor|input|output|tensors,) '([^']+)'", problem.message)
+    return match.group(1) if match is not None else ""
+
+
+def _tensor_meant(problem: Problem, message: Message) -> str | None:
+    """The tensor that a step meant to read: one of a close name that nothing reads."""
+    written, read = _graph(message)
+    name = _named(problem)
+    return None if name in written else closest(name, tuple(sorted(written - read)))
+
+
+def _unconnected(problem: Problem, message: Message) -> str:
+    """On which side a tensor of an ensemble lacks its other end."""
+    written, read = _graph(message)
+    name = _named(problem)
+    if name not in written:
+        better = _tensor_meant(problem, message)
+        return f" (nothing writes '{name}'" + (f"; did you mean '{better}'?)" if better else ")")
+    return "" if name in read else f" (nothing reads '{name}')"
 
 
 def _platform_meant(platform: str) -> str:
@@ -247,13 +296,19 @@ def _fix_of(problem: Problem, check: Checker) -> Fix | None:
     if "preferred" in text and ("must be <= max" in text or "must be positive" in text):
         return removal(path, "Remove this preferred batch size") if check.document.locate(path) else None
     if "default priority level must be in range" in text:
-        return Fix("Set default_priority_level to 1", (Edit("dynamic_batching.default_priority_level", "set", 1),))
+        # the lowest: whoever names a level can then overtake those who name none
+        lowest = check.message.dynamic_batching.priority_levels
+        edit = Edit("dynamic_batching.default_priority_level", "set", lowest)
+        return Fix(f"Set default_priority_level to {lowest}, the lowest", (edit,))
     if "priority queue policy must have priority level" in text:
         return _levels_fix(path, check)
     if "has kind KIND_CPU but" in text or "has kind KIND_MODEL but" in text:
         return removal(path, "Remove gpus")
     if text.startswith("'max_batch_size' must be non-negative"):
         return Fix("Set max_batch_size to 0", (Edit("max_batch_size", "set", 0),))
+    if "is unused in ensemble" in text and "input_map" in path:
+        better = _tensor_meant(problem, message)
+        return None if better is None else Fix(f'Write "{better}"', (Edit(path, "set", better),))
     if "not be specified for ensemble" in text:
         return removal(path, f"Remove {path}")
     if "Please disable the response cache" in text:

@@ -119,21 +119,33 @@ def _message(data: bytes, fault: SyntaxFault, text: str) -> Explained | None:
     before = re.search(rb"(\w+)[ \t]*:?[ \t]*\Z", data[: fault.start])
     name = before.group(1).decode() if before is not None else ""
     blocks = [block.name for block in enclosing(data, fault.start)]
-    inner = ""
+    inner, end = "", fault.end
     if name == "value" and blocks and blocks[-1] == "parameters":
         inner = "string_value: " + (text if text[:1] in ('"', "'") else f'"{text}"')
     elif name == "latest" and text.isdecimal():
         inner = f"num_versions: {text}"
     elif name == "specific" and re.fullmatch(r"\d+", text):
         inner = f"versions: [ {text} ]"
+    elif name in _LISTS and (listed := _list_at(data, fault.start)) is not None:
+        inner, end = f"{_LISTS[name]}: {listed}", fault.start + len(listed.encode())
     elif not (text.lower() == "true" and any(name in kind.fields for kind in types().values())):
         return "message-form", f"({name} holds fields: {name} {{ ... }})" if name else "", None
     new = f"{{ {inner} }}" if inner else "{ }"
     return (
         "message-form",
         f"({name} holds fields: {new})",
-        Fix(f"Write {new}", (), ((fault.start, fault.end, new.encode()),)),
+        Fix(f"Write {new}", (), ((fault.start, end, new.encode()),)),
     )
+
+
+_LISTS = {"reshape": "shape", "specific": "versions"}
+"""Messages that hold one list, for which people write the list alone."""
+
+
+def _list_at(data: bytes, start: int) -> str | None:
+    """A list of whole numbers that begins there, as it is written."""
+    match = re.match(rb"\[[\s\d,-]*\]", data[start:])
+    return None if match is None else match.group().decode()
 
 
 def _balance(data: bytes, fault: SyntaxFault, text: str) -> Explained | None:

@@ -291,6 +291,11 @@ _BATCHING = {
     "slot-utilization-without-delay": Rule(
         "hint", "minimum_slot_utilization counts only while max_queue_delay_microseconds lets requests wait."
     ),
+    "sequence-idle-short": Rule(
+        "hint",
+        "max_sequence_idle_microseconds is how long a sequence may go without a request before Triton ends it; below "
+        "10 ms another unit was probably meant.",
+    ),
     "instance-count": Rule(
         "hint",
         "Without a count, or with 0, a group has one instance; two on the CPU with ONNX Runtime or TensorFlow. On GPUs "
