@@ -117,7 +117,7 @@ class ConfigureResult:
         lines = [f"{self.model}: {self.change_class}, config_epoch {self.epoch}, {self.took_ms:.1f} ms"]
         lines += [f"  {reason}" for reason in self.reasons]
         if self.triton:
-            lines.append(f"  real Triton: {self.triton}")
+            lines.append(f"  {self.triton}")
         if self.diff:
             lines.append(self.diff.rstrip())
         return "\n".join(lines)

@@ -69,8 +69,9 @@ class ExportResult:
     def __repr__(self) -> str:
         lines = [f"exported to {self.directory}"]
         for model in self.models:
-            changes = ", ".join(f"{edit['path']}" for edit in model.edits) or "as it was"
-            lines.append(f"  {model.name}: {len(model.files)} files; changed: {changes}")
+            changes = ", ".join(f"{edit['path']}" for edit in model.edits)
+            files = "1 file" if len(model.files) == 1 else f"{len(model.files)} files"
+            lines.append(f"  {model.name}: {files}; {f'changed: {changes}' if changes else 'as config.pbtxt has it'}")
         lines.append(f"  serve it: tritonserver --model-repository={self.repository}")
         return "\n".join(lines)
 
