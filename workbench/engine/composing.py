@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import from_json
+from workbench.engine.actions import ActionQueue
 from workbench.engine.ensemble import EnsembleVersion
 from workbench.engine.entry import ModelEntry
 from workbench.engine.prepare import Polled, check_labels, read_document
@@ -15,6 +16,7 @@ from workbench.repository.models import find_model, read_model
 from workbench.scheduling.ensemble_dependencies import (
     Upstream,
     circular_dependencies,
+    dependency_order,
     dependency_problem,
     required_versions,
 )
@@ -33,6 +35,7 @@ class Composing:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
         self._core = lifecycle.core
+        self._actions = ActionQueue()
 
     # ---- before a load
 
@@ -43,7 +46,8 @@ class Composing:
         plain = [name for name in names if not graph.get(name)]
         results = await asyncio.gather(*(self._lifecycle.load(name) for name in plain), return_exceptions=True)
         tried = set(plain)
-        for name in _ordered([name for name in names if graph.get(name)], graph):
+        wanted = {name for name in names if graph.get(name)}
+        for name in [each for each in dependency_order(graph, wanted) if each in wanted]:
             results += await asyncio.gather(self._lifecycle.load(name, tried=tried), return_exceptions=True)
             tried.add(name)
         for result in results:
@@ -57,6 +61,9 @@ class Composing:
         Raises:
             LoadFailed: it is made of itself.
         """
+        steps = await self._core.on_loader(self._steps, name, config)
+        if not steps or (steps <= tried and all(self._serves(step) for step in steps)):
+            return  # with thousands of ensembles, not to read again for each what it is made of
         graph = await self._core.on_loader(self._graph, [name], config)
         if not graph.get(name):
             return
@@ -68,6 +75,10 @@ class Composing:
         await asyncio.gather(
             *(self._lifecycle.load(child, tried=tried, explicit=False) for child in children), return_exceptions=True
         )
+
+    def _serves(self, name: str) -> bool:
+        entry = self._lifecycle.entries.get(name)
+        return entry is not None and bool(entry.ready()) and not entry.problem
 
     def _graph(self, names: Iterable[str], config: str | None) -> dict[str, frozenset[str]]:
         """For these models and all that they are made of: the names of their composing models. Blocks."""
@@ -166,7 +177,10 @@ class Composing:
         config.CopyFrom(polled.config)
         config.model_transaction_policy.SetInParent()
         config.model_transaction_policy.decoupled = graph.decoupled  # whatever it says itself (ensemble_utils.cc)
-        return EnsembleVersion(self._core, entry.name, number, config, graph=graph, lookup=self._lifecycle.lookup)
+        lookup = self._lifecycle.lookup
+        return EnsembleVersion(
+            self._core, entry.name, number, config, graph=graph, lookup=lookup, actions=self._actions
+        )
 
     # ---- after a change
 
@@ -206,20 +220,3 @@ class Composing:
             entry = self._lifecycle.entries.get(name)
             if entry is not None and entry.ready() and not entry.explicit and not self.dependents(name):
                 await self._lifecycle.unload(name, unload_dependents=True)
-
-
-def _ordered(names: list[str], graph: dict[str, frozenset[str]]) -> list[str]:
-    """Ensembles behind those that they are made of."""
-    done: dict[str, None] = {}
-
-    def visit(name: str, above: frozenset[str]) -> None:
-        if name in done or name in above:
-            return
-        for child in sorted(graph.get(name, ())):
-            if child in names:
-                visit(child, above | {name})
-        done[name] = None
-
-    for name in names:
-        visit(name, frozenset())
-    return list(done)

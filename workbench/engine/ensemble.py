@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from workbench.backends.base import Instance, InstanceSpec, Traffic
+from workbench.engine.actions import ActionQueue
 from workbench.engine.core import EngineCore
 from workbench.engine.model import ModelVersion
 from workbench.engine.ticket import OnResponse, Ticket
@@ -134,7 +135,15 @@ class EnsembleVersion(ModelVersion):
     """A version of an ensemble that can serve."""
 
     def __init__(
-        self, core: EngineCore, name: str, version: int, config: Any, *, graph: EnsemblePlan, lookup: Lookup
+        self,
+        core: EngineCore,
+        name: str,
+        version: int,
+        config: Any,
+        *,
+        graph: EnsemblePlan,
+        lookup: Lookup,
+        actions: ActionQueue,
     ) -> None:
         nothing = _NoBackend()
         super().__init__(core, name, version, config, nothing)
@@ -144,8 +153,7 @@ class EnsembleVersion(ModelVersion):
         self.executor = EnsembleExecutor(graph)
         self._find = lookup
         self._calls: dict[int, _StepCall] = {}
-        self._actions: deque[Action | _StepCall] = deque()
-        self._acting = False
+        self._actions = actions
         self._starting: Ticket | None = None
         self._asked = [tuple(RequestedOutput(each) for each, _ in step.outputs) for step in graph.steps]
         self._told: dict[int, int] = {}
@@ -225,17 +233,26 @@ class EnsembleVersion(ModelVersion):
 
     def carry_out(self, actions: Iterable[Action | _StepCall]) -> None:
         """Carries actions out in their order, those that follow from them behind them."""
-        queue = self._actions
-        queue.extend(actions)
-        if self._acting:
-            return
-        self._acting = True
+        self._actions.add(self._act, actions)
+        self._actions.work()
+
+    def _act(self, action: Action | _StepCall) -> None:
         try:
-            while queue:
-                action = queue.popleft()
-                self._do[type(action)](action)
-        finally:
-            self._acting = False
+            self._do[type(action)](action)
+        except Exception as error:  # whatever it is, somebody waits for an answer
+            text = f"ensemble '{self.name}' failed: {type(error).__name__}: {error}"
+            self.core.loop.call_exception_handler({"message": text, "exception": error})
+            ticket = self._top_of(action)
+            if ticket is not None:
+                self._respond(ticket, InternalError(text))
+                self.carry_out(self.executor.cancel(ticket.id))
+
+    def _top_of(self, action: Action | _StepCall) -> Ticket | None:
+        """The request that an action is for; None when it is over."""
+        if isinstance(action, StartStep | Answer | Finish | Fail):
+            return self._open.get(action.run)  # type: ignore[call-overload, no-any-return]
+        call = action if isinstance(action, _StepCall) else self._calls.get(action.token)
+        return None if call is None else self._open.get(call.top.id)
 
     def _start(self, action: StartStep) -> None:
         executor, token, step = self.executor, action.token, action.step
@@ -244,8 +261,23 @@ class EnsembleVersion(ModelVersion):
             self.carry_out(executor.abandon(token))
             return
         assert isinstance(ticket, EnsembleTicket)
-        top, sequence = ticket.request, action.sequence
-        request = InferenceRequest(
+        call = _StepCall(self, token, step, ticket)
+        self._calls[token] = call
+        try:
+            call.ticket = ticket.members[step.index].accept(self._request_of(action, ticket), call)
+            call.ticket.by_hand = step.index in self._holds
+            if call.stopped:
+                call.ticket.hold()
+        except Exception as raised:
+            error = (
+                raised if isinstance(raised, WorkbenchError) else InternalError(f"{type(raised).__name__}: {raised}")
+            )
+            del self._calls[token]
+            self.carry_out(executor.fail(token, error.message, error.code, cause=error))
+
+    def _request_of(self, action: StartStep, ticket: EnsembleTicket) -> InferenceRequest:
+        step, top, sequence = action.step, ticket.request, action.sequence
+        return InferenceRequest(
             step.model,
             [self._hand_on(name, ref) for name, ref in action.inputs.items()],
             self._asked[step.index],
@@ -260,19 +292,6 @@ class EnsembleVersion(ModelVersion):
             top.client,
             ticket.id,
         )
-        call = _StepCall(self, token, step, ticket)
-        self._calls[token] = call
-        try:
-            call.ticket = ticket.members[step.index].accept(request, call)
-            call.ticket.by_hand = step.index in self._holds
-            if call.stopped:
-                call.ticket.hold()
-        except Exception as raised:
-            error = (
-                raised if isinstance(raised, WorkbenchError) else InternalError(f"{type(raised).__name__}: {raised}")
-            )
-            del self._calls[token]
-            self.carry_out(executor.fail(token, error.message, error.code, cause=error))
 
     def take(self, call: _StepCall, response: InferenceResponse) -> list[Action]:
         """What follows from a step's response."""
@@ -348,7 +367,7 @@ class EnsembleVersion(ModelVersion):
             return
         if call.kept:
             self.carry_out(self.take(call, call.kept.popleft()))
-            self._actions.append(call)
+            self.carry_out([call])
         elif call.ticket is not None:
             call.ticket.resume()
 

@@ -20,6 +20,7 @@ from workbench.repository.models import DUPLICATE_REASON
 from workbench.scheduling.ensemble_dependencies import (
     Upstream,
     circular_dependencies,
+    dependency_order,
     dependency_problem,
     required_versions,
 )
@@ -59,8 +60,18 @@ class EnsembleLint:
 
     def check(self, model: LintedModel) -> None:
         """Adds the findings of one model if it is an ensemble; those that it is made of are checked before it."""
-        if model.config is None or not is_ensemble(model.config) or model.name in self._problems:
+        if not self._is_left(model):
             return
+        graph = self._graph(model)
+        for name in dependency_order(graph, graph):
+            each = self._find(name)
+            if each is not None and self._is_left(each):
+                self._check(each)
+
+    def _is_left(self, model: LintedModel) -> bool:
+        return model.config is not None and is_ensemble(model.config) and model.name not in self._problems
+
+    def _check(self, model: LintedModel) -> None:
         self._problems[model.name] = ""
         problem = poll_problem(model)
         if problem is not None or model.errors:
@@ -95,10 +106,8 @@ class EnsembleLint:
         model = self._find(name)
         if model is None or poll_problem(model) is not None:
             return None
-        if is_ensemble(model.config):
-            self.check(model)
-            if self._problems[name]:
-                return Upstream(invalid=self._problems[name])
+        if is_ensemble(model.config) and self._problems.get(name):
+            return Upstream(invalid=self._problems[name])
         if not model.versions:
             text = f"at least one version must be available under the version policy of model '{name}'"
             return Upstream(load_error=text)

@@ -62,28 +62,68 @@ def circular_dependencies(graph: Mapping[str, Collection[str]]) -> dict[str, str
     Args:
         graph: for each ensemble the names of its composing models.
     """
+    suspects = _suspects(graph)
     problems: dict[str, str] = {}
-    for start in sorted(graph):
+    for start in sorted(suspects):
         if start not in problems:
-            _look(graph, start, start, problems, set())
+            _look(suspects, start, problems)
     return problems
 
 
-def _look(
-    graph: Mapping[str, Collection[str]], current: str, start: str, problems: dict[str, str], seen: set[str]
-) -> str:
-    """The text if ``start`` is reached again from here, else the empty one."""
-    seen.add(current)
-    for upstream in sorted(set(graph.get(current, ()))):
-        if upstream == start:
+def dependency_order(graph: Mapping[str, Collection[str]], names: Collection[str]) -> list[str]:
+    """Names and all in the graph that they are made of, each behind what it is made of (but for circles).
+
+    Without recursion: a repository may nest ensembles deeper than Python's stack.
+    """
+    done: dict[str, None] = {}
+    entered: set[str] = set()
+    left = sorted(names, reverse=True)
+    while left:
+        name = left[-1]
+        if name in entered:
+            done[left.pop()] = None
+        else:
+            entered.add(name)
+            left.extend(each for each in sorted(graph.get(name, ()), reverse=True) if each not in entered)
+    return list(done)
+
+
+def _suspects(graph: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """The part of a graph that may hold circles: without what is made of nothing in it, over and over."""
+    above: dict[str, list[str]] = {}
+    left: dict[str, int] = {}
+    for name, upstreams in graph.items():
+        known = [upstream for upstream in set(upstreams) if upstream in graph]
+        left[name] = len(known)
+        for upstream in known:
+            above.setdefault(upstream, []).append(name)
+    free = [name for name, count in left.items() if not count]
+    while free:
+        name = free.pop()
+        del left[name]
+        for other in above.get(name, ()):
+            left[other] -= 1
+            if not left[other]:
+                free.append(other)
+    return {name: sorted(upstream for upstream in set(graph[name]) if upstream in left) for name in left}
+
+
+def _look(graph: Mapping[str, list[str]], start: str, problems: dict[str, str]) -> None:
+    """Notes the text for ``start`` if it is reached again from there, and for those on the way.
+
+    Depth first without recursion: a repository may nest ensembles deeper than Python's stack.
+    """
+    way = [(start, iter(graph[start]))]
+    seen = {start}
+    while way:
+        current, upstreams = way[-1]
+        upstream = next(upstreams, None)
+        if upstream is None:
+            way.pop()
+        elif upstream == start:
             text = f"circular dependency between ensembles: {start} -> ... -> {current} -> {start}"
-            if current == start:
-                problems[start] = text
-            return text
-        if upstream in seen:
-            continue
-        text = _look(graph, upstream, start, problems, seen)
-        if text:
-            problems[current] = text
-            return text
-    return ""
+            problems.update((name, text) for name, _ in (way if current == start else way[:-1]))
+            return
+        elif upstream not in seen:
+            seen.add(upstream)
+            way.append((upstream, iter(graph[upstream])))
