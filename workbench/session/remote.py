@@ -234,7 +234,12 @@ class WorkbenchServer(ClientServer):
         return self._control.captured_request(seq)
 
     def traffic(self) -> pd.DataFrame:
-        """Bytes moved on the wire, to and from Python models, and between an ensemble's steps."""
+        """Bytes moved, one row a model.
+
+        On the wire ``received`` and ``sent`` for its ``requests``; ``to_processes`` and ``from_processes`` of Python
+        models; ``handed_on`` between an ensemble's steps, and how many of them were ``copied``. All is counted since
+        the start (the inside counts since the load): subtract two answers.
+        """
         return traffic_frame(self._control.state(), self._control.wire())
 
     def devices(self) -> dict[str, Any]:

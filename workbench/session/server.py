@@ -123,7 +123,8 @@ class Server(ABC):
             id: the request id, given back in the answer and kept in the record.
             priority: 1 is the highest; 0 is the model's default.
             timeout: Triton's request timeout in the queue, in microseconds; 0 is none.
-            parameters: request parameters for the model.
+            parameters: request parameters for the model; a sequence's requests carry ``{"sequence_id": 7,
+                "sequence_start": True}`` and at last ``"sequence_end": True``.
             timeout_s: how long to wait for the answer.
 
         Raises:
@@ -207,12 +208,17 @@ class Server(ABC):
     # -- what a server of the workbench has, and a remote Triton has not ----------------------------------------------
 
     def records(self, after: int = -1) -> pd.DataFrame:
-        """Per-request records (one row a request, nanoseconds of CLOCK_MONOTONIC), newest last."""
+        """Per-request records, one row a request, newest last.
+
+        A request waited from ``queue_start`` to ``compute_start``, ran until ``compute_end``, and was answered at
+        ``end``: nanoseconds of CLOCK_MONOTONIC. With it its ``priority``, ``status``, ``instance``, the batch it was
+        part of (``batch_seq``, as in ``batches()``) and the request that it was made for (``parent_seq``, else -1).
+        """
         requests: pd.DataFrame = self.record_columns(after).to_frames()[0]
         return requests
 
     def batches(self, after: int = -1) -> pd.DataFrame:
-        """Per-batch records: rows, requests, instance, and the reason why the batch left the queue."""
+        """Per-batch records: rows, requests, instance, and the reason why the batch left the queue (``full``, ...)."""
         batches: pd.DataFrame = self.record_columns(after).to_frames()[1]
         return batches
 
@@ -266,7 +272,9 @@ class Server(ABC):
         From the records: only requests that were made for this model count, whatever else its steps serve. Means in
         milliseconds, one row a step in the order of the steps: ``calls`` for each request of ``model``, ``queue_ms``,
         ``compute_input_ms``, ``compute_infer_ms``, ``compute_output_ms``, ``total_ms`` (until the answer was on its
-        way) and the ``share`` of the whole; then what lies between the steps, then the whole.
+        way) and the ``share`` of the whole; then what lies between the steps, then the whole. ``compute_infer_ms`` of
+        the whole is the time from its first step to its last, with their queues; Triton's ``statistics()`` of an
+        ensemble have the sum of its steps' compute instead, without their queues.
 
         Args:
             model: whose requests.
@@ -319,7 +327,17 @@ class Server(ABC):
     def profile(
         self, model: str, *, concurrency: int | None = None, rate: float | None = None, **options: Any
     ) -> Point:
-        """Measures one load point: a closed loop of ``concurrency`` clients, or an open loop of ``rate`` requests/s."""
+        """Measures one load point: a closed loop of ``concurrency`` clients, or an open loop of ``rate`` requests/s.
+
+        Its requests name no priority, timeout or sequence; load of that kind comes from a client of your own.
+
+        Args:
+            model: what to ask.
+            concurrency: clients of a closed loop.
+            rate: requests/s of an open loop.
+            options: ``inputs`` (what to send; by default the model's example inputs), ``duration_s``, ``warmup_s``,
+                ``batch_size``, ``seed``, ``distribution`` (``poisson`` or ``constant``) and the rest of ``Load``.
+        """
         from workbench.session.measuring import profile
 
         return profile(self, model, concurrency=concurrency, rate=rate, **options)
@@ -331,13 +349,31 @@ class Server(ABC):
 
         ``server.sweep("m", {"dynamic_batching.max_queue_delay_microseconds": [0, 500]}, concurrency=[1, 8])``. With
         ``wait=False`` it runs in the background and a ``SweepJob`` is given back.
+
+        Args:
+            model: whose configuration; under an ensemble that of a step, by ``STEP:PATH``.
+            grid: values by configuration path; None removes the field.
+            wait: False gives a started ``SweepJob``.
+            options: ``concurrency`` and ``rate`` (one number or several), ``inputs``, ``duration_s``, ``warmup_s``,
+                ``batch_size``, ``store`` (the directory of the runs, by default ``runs``), ``title``, ``resume``.
         """
         from workbench.session.measuring import sweep
 
         return sweep(self, model, plain(grid or {}), wait=wait, **options)
 
     def export(self, to: str | Path, **options: Any) -> ExportResult:
-        """Writes the repository with the configurations as they are applied now, and ``provenance.json``."""
+        """Writes the repository with the configurations as they are applied now, and ``provenance.json``.
+
+        Args:
+            to: the directory to make.
+            options: ``models`` (names; by default all that are ready; what an ensemble is made of comes with it) and
+                ``overwrite=True``, which replaces an earlier export.
+
+        Raises:
+            AlreadyExists: ``to`` holds something.
+            NotFound: there is no such model.
+            Unsupported: the model files are not on this machine.
+        """
         from workbench.session.measuring import export
 
         return export(self, Path(to), **options)
