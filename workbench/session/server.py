@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["process", "kernel", "remote"]
 
+_FIELDS = frozenset(("priority", "timeout", "sequence_id", "sequence_start", "sequence_end"))
+"""What Triton takes out of a request's parameters for itself; its clients have arguments for it."""
+
 _MAKING_SESSION = threading.Lock()  # one state a server, whichever thread asks first
 
 
@@ -109,6 +112,9 @@ class Server(ABC):
         id: str = "",
         priority: int = 0,
         timeout: int = 0,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
         parameters: Mapping[str, Parameter] | None = None,
         timeout_s: float = 60.0,
     ) -> Result:
@@ -123,13 +129,20 @@ class Server(ABC):
             id: the request id, given back in the answer and kept in the record.
             priority: 1 is the highest; 0 is the model's default.
             timeout: Triton's request timeout in the queue, in microseconds; 0 is none.
-            parameters: request parameters for the model; a sequence's requests carry ``{"sequence_id": 7,
-                "sequence_start": True}`` and at last ``"sequence_end": True``.
+            sequence_id: the sequence that the request belongs to; 0 is none.
+            sequence_start: the request is the first of its sequence.
+            sequence_end: the request is the last of its sequence.
+            parameters: request parameters for the model, none of a name that the protocol has for itself.
             timeout_s: how long to wait for the answer.
 
         Raises:
+            InvalidRequest: a reserved name in ``parameters``.
             WorkbenchError: with Triton's text: unknown model, wrong name, dtype or shape, queue full, model error, ...
         """
+        for name in parameters or {}:
+            if name in _FIELDS:
+                text = f"'{name}' is a field of the request, not one of the model's parameters"
+                raise InvalidRequest(text, hint=f"write infer(..., {name}=...)")
         request = InferenceRequest(
             model_name=model,
             inputs=self._tensors(model, inputs),
@@ -139,6 +152,9 @@ class Server(ABC):
             parameters=dict(parameters or {}),
             priority=priority,
             timeout=timeout,
+            sequence_id=sequence_id,
+            sequence_start=sequence_start,
+            sequence_end=sequence_end,
             client="python",
         )
         try:
