@@ -26,7 +26,8 @@ from workbench.engine.snapshot import EngineSnapshot, version_snapshot
 from workbench.engine.stalls import StallWatch
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.timers import set_timer_slack
-from workbench.errors import InvalidRequest, LoadFailed, NotReady, TimedOut, WorkbenchError
+from workbench.engine.validation import DECOUPLED
+from workbench.errors import InvalidRequest, LoadFailed, NotReady, TimedOut, Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import EventLog, RecordRing
 from workbench.repository.models import list_models
@@ -242,46 +243,50 @@ class InferenceEngine:
 
     # ---- requests
 
-    def submit(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:
+    def submit(self, request: InferenceRequest, on_response: OnResponse, *, once: bool = False) -> Ticket:
         """Queues a request; ``on_response`` is called on the loop, the last time with ``final=True``. On the loop.
 
         Raises:
-            WorkbenchError: the request is wrong or cannot be taken; Triton's text.
+            WorkbenchError: it is wrong, cannot be taken, or (``once``) is for a decoupled model; Triton's text.
         """
         model = self._lifecycle.lookup(request.model_name, request.model_version)
         if self._stopping and (text := late_refusal(model, request)):
             raise NotReady(text)
+        if once and model.decoupled:
+            raise Unsupported(DECOUPLED)
         return model.accept(request, on_response)
 
     def _submit_nested(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:
         """A request of a running model: it is taken while the server stops, so that what runs can finish."""
         return self._lifecycle.lookup(request.model_name, request.model_version).accept(request, on_response)
 
-    def infer(self, request: InferenceRequest, timeout_s: float | None = None) -> InferenceResponse:
-        """Runs a request and waits for its last response. From any thread but the loop's.
+    def infer(
+        self, request: InferenceRequest, timeout_s: float | None = None, *, once: bool = False
+    ) -> InferenceResponse:
+        """Runs a request and waits for its last response; from any thread but the loop's. ``once``: see ``submit``.
 
         Raises:
             WorkbenchError: what the request failed with.
             TimedOut: no answer within ``timeout_s``; the request is cancelled.
         """
         response = None
-        for response in self._stream(request, timeout_s):  # noqa: B007
+        for response in self.infer_stream(request, timeout_s, once=once):  # noqa: B007
             pass
         assert response is not None
         return response
 
-    def infer_stream(self, request: InferenceRequest) -> Iterator[InferenceResponse]:
+    def infer_stream(
+        self, request: InferenceRequest, timeout_s: float | None = None, *, once: bool = False
+    ) -> Iterator[InferenceResponse]:
         """Runs a request and gives its responses as they come; leaving the loop early cancels it.
 
         Raises:
             WorkbenchError: what the request failed with.
+            TimedOut: no response within ``timeout_s`` of the one before it.
         """
-        return self._stream(request, None)
-
-    def _stream(self, request: InferenceRequest, timeout_s: float | None) -> Iterator[InferenceResponse]:
         self._check_blocking()
         results: SimpleQueue[InferenceResponse] = SimpleQueue()
-        cancel = self.post(request, results.put)
+        cancel = self.post(request, results.put, once=once)
         done = False
         try:
             while not done:
@@ -297,13 +302,13 @@ class InferenceEngine:
             if not done:
                 cancel()
 
-    def post(self, request: InferenceRequest, on_response: OnResponse) -> Callable[[], None]:
+    def post(self, request: InferenceRequest, on_response: OnResponse, *, once: bool = False) -> Callable[[], None]:
         """As ``submit``, from any thread; a refusal is a response with ``error``. Gives what cancels the request."""
         tickets: list[Ticket] = []
 
         def begin() -> None:
             try:
-                tickets.append(self.submit(request, on_response))
+                tickets.append(self.submit(request, on_response, once=once))
             except Exception as error:  # whatever it is, somebody waits for it
                 known = error if isinstance(error, WorkbenchError) else None
                 refusal = known or InvalidRequest(f"{type(error).__name__}: {error}")
@@ -419,11 +424,6 @@ class InferenceEngine:
         if not self._running or self._stopping:
             return False
         return self._ask(lambda: self._lifecycle.model_ready(name, version))
-
-    def is_decoupled(self, name: str, version: int = -1) -> bool:
-        """Whether a model may answer a request any number of times; raises what ``model_config`` and ``infer`` do."""
-        self._check_blocking()
-        return self._ask(lambda: self._lifecycle.lookup(name, version).decoupled)
 
     def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
         """Name, version, state and reason of every known version (7.13).

@@ -17,6 +17,9 @@ from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, Tensor
 from workbench.scheduling.interface import RejectedItem
 
+DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+"""Why a model that may answer a request any number of times is refused where one answer is wanted (15.17)."""
+
 _NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from workbench.engine.validation import DECOUPLED
 from workbench.errors import BackendError, InternalError, InvalidRequest, Unsupported
 from workbench.protocol.binary import Buffer
 from workbench.protocol.classification import classify
@@ -37,8 +38,6 @@ _PACKED_ON_LOOP = 16 * 1024  # a kilobyte can unpack to a megabyte
 _COMPRESS_FROM = 1024
 _COMPRESS_ON_LOOP = 128 * 1024
 _OFF_LOOP_ELEMENTS = 64 * 1024
-
-DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
 class InferEndpoint:

@@ -11,10 +11,9 @@ from workbench.config import Edit
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.engine.captured import CapturedRow
 from workbench.engine.options import BACKEND_DIRECTORY, scheduling_hooks
-from workbench.errors import Unsupported, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import Event, RecordColumns
-from workbench.server.infer import DECOUPLED
 from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
 from workbench.session.opening import PathLike, repositories
@@ -143,9 +142,7 @@ class Engine(Server):
         return self.engine.snapshot().to_json()
 
     def _infer(self, request: InferenceRequest, timeout_s: float) -> InferenceResponse:
-        if self.engine.is_decoupled(request.model_name, request.model_version):
-            raise Unsupported(DECOUPLED)  # as over HTTP: one answer would be the last of many, or none
-        return self.engine.infer(request, timeout_s=timeout_s)
+        return self.engine.infer(request, timeout_s=timeout_s, once=True)
 
     def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> None:
         """Hands a request over from any thread; ``on_response`` is called on the engine's thread for each response.
