@@ -192,10 +192,10 @@ class ProcessInstance:
     def _send(self, execution: Execution) -> None:
         assert self._channel is not None
         head, packer = pack_requests(execution.requests)
-        self._next += 1
-        number = self._next
+        number = self._next = self._next + 1
         flight = self._flights[number] = Flight(execution, set(range(head[0])))
-        execution.taken = lambda index, over: self._taken(number, flight, index, over)
+        if self._context.config.model_transaction_policy.decoupled:
+            execution.taken = lambda index, over: self._taken(number, flight, index, over)
         self._channel.send(wire.EXECUTE, (number, *head), packer)
 
     def _taken(self, number: int, flight: Flight, index: int, over: bool) -> None:
@@ -252,7 +252,7 @@ class ProcessInstance:
                 still_open.difference_update(back)
             execution.finish(BackendError(error, where=self._spec.name) if error else None)
         if flight.finished and not flight.open:
-            del self._flights[number]
+            self._flights.pop(number).execution.taken = None
 
     def _uniform(self, execution: Execution, kinds: Any, buffer: Any) -> Iterable[tuple[int, InferenceResponse]]:
         """The answers of a batch that all look alike."""

@@ -30,7 +30,12 @@ class BackendSet:
         return find_backend(config.backend, config.runtime, config.name, source.directory, version, directory)
 
     def gpus(self, name: str) -> Gpus:
-        """The GPUs that models of a backend may be placed on; a name that is not built in counts as Python-based."""
+        """The GPUs that models of a backend may be placed on; a name that is not built in counts as Python-based.
+
+        Where there are none, no framework is imported to learn whether it could use them.
+        """
+        if not self._placement.devices:
+            return Gpus((), self._placement.minimum)
         try:
             uses_gpus = name == "python" or getattr(create_backend(name), "uses_gpus", True)
             built_in = name != "python"

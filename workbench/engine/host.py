@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from workbench.backends.base import LogLevel
 from workbench.clock import Clock
-from workbench.errors import NotReady, WorkbenchError
+from workbench.errors import InvalidRequest, NotReady, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
@@ -54,9 +54,11 @@ class ModelHost:
         call, told = nested.begin(self.model, on_response) if self.model is not None else (None, on_response)
         try:
             ticket = self._submit(request, told)
-        except WorkbenchError as error:
+        except Exception as raised:  # whatever it is, a thread or a process waits for an answer
             if call is not None:
                 nested.end(call)
+            known = raised if isinstance(raised, WorkbenchError) else None
+            error = known or InvalidRequest(f"{type(raised).__name__}: {raised}")
             response = InferenceResponse(request.model_name, request.model_version, request.id, error=error)
             self._core.loop.call_soon(on_response, response)
             return lambda: None
