@@ -37,7 +37,7 @@ def named_rules(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        if ast.unparse(node.func) == "pytest.mark.rule":
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "rule":
             yield from ((id, node.lineno) for id in texts(node.args))
         for keyword in node.keywords:
             if keyword.arg == "rules" and isinstance(keyword.value, ast.Tuple):
