@@ -20,7 +20,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("cli",),
     ("panels",),
     ("session",),
-    ("charts", "export", "distributed", "samples"),
+    ("charts", "export", "distributed", "samples", "package"),
     ("tuning",),
     ("server", "profiling", "simulation"),
     ("engine", "client"),
@@ -41,7 +41,7 @@ ONLY_IN = {
     "bokeh": {"charts", "panels"},
     "grpc": {"client", "server", "profiling"},
     "onnxruntime": {"backends"},
-    "torch": {"backends"},
+    "torch": {"backends", "package"},
 }
 
 

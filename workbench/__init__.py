@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from workbench.engine.linting import lint as lint
     from workbench.errors import WorkbenchError as WorkbenchError
     from workbench.export import ExportResult as ExportResult
+    from workbench.package import Packaged as Packaged
+    from workbench.package import package as package
     from workbench.profiling import Load as Load
     from workbench.profiling import Point as Point
     from workbench.profiling import SweepJob as SweepJob
@@ -45,6 +47,7 @@ _PUBLIC: dict[str, str] = {
     "Finding": "workbench.config",
     "Load": "workbench.profiling",
     "ModelTable": "workbench.session.results",
+    "Packaged": "workbench.package",
     "Point": "workbench.profiling",
     "Result": "workbench.session.results",
     "Statistics": "workbench.session.results",
@@ -55,6 +58,7 @@ _PUBLIC: dict[str, str] = {
     "connect": "workbench.session.opening",
     "export": "workbench.session.verbs",
     "lint": "workbench.engine.linting",
+    "package": "workbench.package",
     "panel": "workbench.session.verbs",
     "profile": "workbench.session.verbs",
     "runs": "workbench.session.verbs",
@@ -72,6 +76,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext workbench``: gives a notebook the cell magic ``%%triton_model``."""
+    from workbench.panels.magic import register
+
+    register(shell)
 
 
 def __dir__() -> list[str]:

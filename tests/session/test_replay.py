@@ -200,13 +200,13 @@ def request_of(rows: int, fill: float = 0.0) -> InferenceRequest:
 def test_what_is_kept_is_bounded() -> None:
     kept = CapturedRequests(limit=1 << 20)
     for seq in range(2000):
-        kept.offer(request_of(4), 1, 0, seq, 1000 + seq % 7, seq % 2 == 0)
+        kept.offer(request_of(4), 1, 0, seq, 1000 + seq % 7, "ok" if seq % 2 == 0 else "BACKEND")
     rows = kept.rows()
     failed = [row.seq for row in rows if row.why == "failed"]
     assert sum(row.size for row in rows if row.why == "failed") <= 1 << 19
     assert failed == list(range(1999 - 2 * len(failed) + 2, 2000, 2))  # the newest
     assert len(failed) > 90
-    kept.offer(request_of(1024), 1, 0, 2000, 10**9, False)  # 1 MiB alone
+    kept.offer(request_of(1024), 1, 0, 2000, 10**9, "BACKEND")  # 1 MiB alone
     assert 2000 not in [row.seq for row in kept.rows()]
 
 
@@ -215,15 +215,23 @@ def test_the_slowest_of_a_model_are_kept() -> None:
     rng = np.random.default_rng(5)
     durations = rng.permutation(1000)
     for seq, duration in enumerate(durations):
-        kept.offer(request_of(1), 1, 0, seq, int(duration), True)
+        kept.offer(request_of(1), 1, 0, seq, int(duration), "ok")
     assert sorted(row.duration_ns for row in kept.rows()) == list(range(1000 - SLOWEST, 1000))
-    kept.offer(request_of(1), 1, 1, 1000, 5, True)  # another epoch has slowest of its own
+    kept.offer(request_of(1), 1, 1, 1000, 5, "ok")  # another epoch has slowest of its own
     assert 1000 in [row.seq for row in kept.rows()]
 
 
 def test_the_kept_inputs_are_those_that_were_sent() -> None:
     kept = CapturedRequests()
     request = request_of(1, 7.0)
-    kept.offer(request, 1, 0, 1, 1, False)
+    kept.offer(request, 1, 0, 1, 1, "OTHER")
     request.inputs[0].data[:] = 0
     assert (kept.get(1).inputs[0].data == 7.0).all()
+
+
+@pytest.mark.parametrize("status", ["REJECTED", "CANCELED"])
+def test_what_never_reached_the_model_pushes_nothing_out(status: str) -> None:
+    kept = CapturedRequests()
+    kept.offer(request_of(1), 1, 0, 1, 1, "BACKEND")
+    kept.offer(request_of(1), 1, 0, 2, 10**9, status)
+    assert [row.seq for row in kept.rows()] == [1]

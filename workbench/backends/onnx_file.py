@@ -2,7 +2,8 @@
 
 The file is a protobuf message (onnx.proto): the graph's fields are skipped by their lengths but for inputs, outputs and
 the names of initializers. Field numbers: ModelProto.graph 7; GraphProto.initializer 5, input 11, output 12,
-sparse_initializer 15; TensorProto.name 8; ValueInfoProto.name 1, type 2; TypeProto.tensor_type 1;
+sparse_initializer 15; TensorProto.name 8,
+external_data 13 (StringStringEntryProto.key 1, value 2); ValueInfoProto.name 1, type 2; TypeProto.tensor_type 1;
 TypeProto.Tensor.elem_type 1, shape 2; TensorShapeProto.dim 1; Dimension.dim_value 1.
 """
 
@@ -39,11 +40,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class OnnxGraph:
-    """What an ONNX file says of itself. ``overridable`` are initializers that may be given as inputs."""
+    """What an ONNX file says of itself. ``overridable`` are initializers that may be given as inputs, ``external`` the
+    files beside it that hold weights.
+    """
 
     inputs: tuple[TensorSpec, ...]
     overridable: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    external: tuple[str, ...] = ()
 
     @property
     def batching(self) -> bool:
@@ -73,6 +77,7 @@ def _graph(data: mmap.mmap) -> OnnxGraph:
     if span is None:
         raise ValueError("it holds no graph")
     inputs, outputs, initializers = [], [], set()
+    external: dict[str, None] = {}
     for number, part in _fields(data, *span):
         if not isinstance(part, tuple):
             continue
@@ -82,11 +87,19 @@ def _graph(data: mmap.mmap) -> OnnxGraph:
             outputs.append(_value(data, part))
         elif number == 5:
             initializers.add(_text(data, part, 8))
+            external.update(dict.fromkeys(_locations(data, part)))
     return OnnxGraph(
         tuple(spec for spec in inputs if spec.name not in initializers),
         tuple(spec for spec in inputs if spec.name in initializers),
         tuple(outputs),
+        tuple(external),
     )
+
+
+def _locations(data: mmap.mmap, tensor: tuple[int, int]) -> Iterator[str]:
+    for number, entry in _fields(data, *tensor):
+        if number == 13 and isinstance(entry, tuple) and _text(data, entry, 1) == "location":
+            yield _text(data, entry, 2)
 
 
 def _value(data: mmap.mmap, span: tuple[int, int]) -> TensorSpec:

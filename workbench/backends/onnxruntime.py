@@ -73,8 +73,10 @@ def open_session(context: ModelContext, providers: Sequence[Any] = ("CPUExecutio
         raise InternalError(_error_text(error), where=str(path)) from error
 
 
-def run_once(model: bytes, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """What a graph makes of these inputs, all outputs in their order; on one thread, so that it is always the same.
+def run_once(model: bytes | Path, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """What a graph (its bytes, or its file) makes of these inputs, all outputs in their order.
+
+    On one thread, so that it is always the same.
 
     Raises:
         InternalError: ONNX Runtime refuses the graph or the inputs.
@@ -82,7 +84,9 @@ def run_once(model: bytes, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     try:
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
+        )
         return list(session.run(None, feeds))
     except Exception as error:
         raise InternalError(_error_text(error)) from error

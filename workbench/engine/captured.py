@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -63,9 +63,16 @@ class CapturedRequests:
         self._slowest: dict[tuple[str, int], tuple[int, list[tuple[int, int]]]] = {}
         self._lock = threading.Lock()
 
-    def offer(self, request: InferenceRequest, version: int, epoch: int, seq: int, duration_ns: int, ok: bool) -> None:
-        """Looks at a request that is over, and keeps it where it failed or was slow. On the loop."""
-        if not ok:
+    def offer(
+        self, request: InferenceRequest, version: int, epoch: int, seq: int, duration_ns: int, status: str
+    ) -> None:
+        """Looks at a request that is over, and keeps it where it failed or was slow. On the loop.
+
+        ``status`` is its record's. What was refused or cancelled has not failed in the model, and comes in floods.
+        """
+        if status in ("REJECTED", "CANCELED"):
+            return
+        if status != "ok":
             self._keep(self._failed, Captured(seq, "failed", duration_ns, size_of(request), _copy(request, version)))
             return
         key = (request.model_name, version)
@@ -157,5 +164,8 @@ def _copy(request: InferenceRequest, version: int) -> InferenceRequest:
     change.
     """
     inputs = [Tensor(t.name, t.datatype, t.shape, t.data.copy()) for t in request.inputs]
-    plain = {name: getattr(request, name) for name in InferenceRequest.__dataclass_fields__}
-    return replace(InferenceRequest(**plain), inputs=inputs, model_version=version)
+    return InferenceRequest(
+        request.model_name, inputs, request.outputs, version, request.id, request.parameters, request.priority,
+        request.timeout, request.sequence_id, request.sequence_start, request.sequence_end, request.client,
+        request.parent_seq,
+    )  # fmt: skip

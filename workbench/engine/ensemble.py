@@ -457,8 +457,7 @@ class EnsembleVersion(ModelVersion):
             ticket.rows, "" if ticket.shape_key is None else ticket.shape_key, ticket.arrival, ticket.arrival, begun,
             begun, now, now, now, -1, "", status, text, ticket.id,
         )  # fmt: skip
-        ok = ticket.failed is None
-        core.captured.offer(request, self.version, self.epoch, ticket.id, now - ticket.arrival, ok)
+        core.captured.offer(request, self.version, self.epoch, ticket.id, now - ticket.arrival, status)
         self._let_members_go(ticket)
 
     def _let_members_go(self, ticket: EnsembleTicket) -> None:

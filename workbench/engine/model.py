@@ -417,7 +417,7 @@ class ModelVersion:
             ticket.arrival, ticket.queue_start, start, input_end, output_start, compute_end, now, batch_seq, instance,
             status, text, ticket.id,
         )  # fmt: skip
-        core.captured.offer(request, self.version, ticket.epoch, ticket.id, now - ticket.arrival, failed is None)
+        core.captured.offer(request, self.version, ticket.epoch, ticket.id, now - ticket.arrival, status)
         ticket.run = None
         if ticket.flow is not None:
             ticket.flow.end()

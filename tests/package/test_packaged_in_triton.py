@@ -1,0 +1,60 @@
+"""What is packaged as a model.py answers in the real Triton as here, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import packaged_helpers as helpers
+import pytest
+from real_triton import real_triton
+
+import workbench as wb
+from workbench.session.server import Server
+
+pytestmark = [pytest.mark.oracle, pytest.mark.full, pytest.mark.timeout(300)]
+
+ROWS = np.random.default_rng(3).random((5, 4)).astype(np.float32)
+TEXT = {"text": np.array([["hello", "ü"], ["", "b"]]), "times": np.array([[1, 2], [3, 1]])}
+
+
+def answers(server: Server, cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, tuple[str, Any, bytes]]]:
+    """Datatype, shape and bytes of each output."""
+    out = []
+    for model, feed in cases:
+        outputs = server.infer(model, feed).response.outputs
+        out.append(
+            {
+                each.name: (
+                    each.datatype,
+                    each.shape,
+                    b"|".join(each.data.flat) if each.datatype == "BYTES" else each.data.tobytes(),
+                )
+                for each in outputs
+            }
+        )
+    return out
+
+
+def test_functions_load_and_answer_alike(shared: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    wb.package(helpers.score, "score", example_inputs={"x": ROWS}, to=models)
+    wb.package(helpers.shout, "shout", example_inputs=TEXT, to=models, outputs=["said", "length"])
+    wb.package(helpers.centred, "centred", example_inputs=ROWS, to=models)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("score", {"x": ROWS}), ("score", {"x": ROWS[:1]}), ("shout", TEXT), ("centred", {"x": ROWS}),
+    ]  # fmt: skip
+    with wb.serve(models) as here:
+        expected = answers(here, cases)
+    with (
+        real_triton(shared / "oracle", models, tmp_path / "triton.log") as addresses,
+        wb.connect(addresses.http) as there,
+    ):
+        assert {row.name: row.state for row in there.models()} == dict.fromkeys(
+            ("score", "shout", "centred"), "READY"
+        ), (tmp_path / "triton.log").read_text()[-3000:]
+        assert answers(there, cases) == expected
+        (entry,) = there.statistics("score")["model_stats"]
+        assert int(entry["inference_stats"]["success"]["count"]) >= 2
