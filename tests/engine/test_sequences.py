@@ -394,3 +394,17 @@ def test_preserve_ordering_does_not_wait_for_a_sequence_in_the_backlog(tmp_path:
     assert not waiting.ended.is_set()
     assert value(engine, ask(1, 1, end=True)) == 3
     assert waiting.wait().as_numpy("y")[0, 0] == 102
+
+
+def test_a_batch_that_cannot_be_made_fails_and_the_model_goes_on(tmp_path: Path, make_engine: Any, gate: Gate) -> None:
+    gate.open.set()
+    control = 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } }'
+    add_model(tmp_path, "gate", config=GATE % (4, 1, "direct { } " + control), model=b"")
+    engine = make_engine(tmp_path)
+    for _ in range(3):
+        error = refused(engine, ask(1, "\ud800", start=True, end=True, model="gate"))
+        assert error.code is Code.INTERNAL
+        assert "surrogates not allowed" in error.message
+        assert value(engine, ask(2, "fine", start=True, end=True, model="gate")) == 2
+    counted = stats(engine, "gate")["inference_stats"]
+    assert (counted["success"]["count"], counted["fail"]["count"]) == (3, 3)

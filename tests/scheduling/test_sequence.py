@@ -153,6 +153,20 @@ def test_3_4_oldest_has_max_candidate_sequences_slots() -> None:
     assert oldest(max_candidate_sequences=0, max_batch_size=3).sequence_statistics().slots == 3
 
 
+@pytest.mark.rule("3.4a")
+def test_slots_that_nobody_needs_cost_nothing() -> None:
+    tracemalloc.start()
+    try:
+        for scheduler in (direct(2, max_batch_size=2**31 - 1), oldest(2, max_candidate_sequences=2**31 - 1)):
+            assert scheduler.sequence_statistics().slots == 2 * (2**31 - 1)
+            for number in range(1, 7):
+                put(scheduler, number, number, "S")
+            assert [run(scheduler, instance=number) for number in (0, 1)] == [[1, 3, 5], [2, 4, 6]]
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.rule("3.4c")
 def test_3_4_the_lowest_free_slot_number_over_the_instances_is_taken_first() -> None:
     scheduler = direct(instances=2)

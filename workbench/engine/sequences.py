@@ -25,7 +25,7 @@ from workbench.engine.model import ModelVersion
 from workbench.engine.prepare import Polled
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.validation import id_prefix
-from workbench.errors import Cancelled, InstanceDied, InvalidRequest, TimedOut, WorkbenchError
+from workbench.errors import Cancelled, InstanceDied, InternalError, InvalidRequest, TimedOut, WorkbenchError
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 from workbench.scheduling.interface import Batch, Item, RejectedItem, SlotRow
@@ -154,38 +154,54 @@ class SequenceVersion(ModelVersion):
     def _execute(self, slot: InstanceSlot, batch: Batch) -> None:
         first = batch.items[0]
         assert isinstance(first, Ticket)
-        columns = self.settings.control_columns(batch.slots)
         tickets: list[Ticket] = []
-        requests: list[InferenceRequest] = []
-        for index, row in enumerate(batch.slots):
+        for row in batch.slots:
             ticket = row.item
-            controls = [_control(column, index) for column in columns]
             if ticket is None:
-                request = _null_request(first.request)
-                null = NullTicket(self, request, _nobody, -1, 1, batch.acquired)
-                tickets.append(null)
+                tickets.append(NullTicket(self, _null_request(first.request), _nobody, -1, 1, batch.acquired))
+                continue
+            assert isinstance(ticket, Ticket)
+            tickets.append(ticket)
+            if self.settings.preserve_ordering and ticket.held is None:
+                self._keep_in_order(ticket)
+        error: WorkbenchError | None = None
+        requests: list[InferenceRequest] | None = None
+        try:
+            requests = self._requests(slot, batch, tickets)
+        except Exception as raised:  # the batch fails of it, and the instance goes on
+            known = raised if isinstance(raised, WorkbenchError) else None
+            error = known or InternalError(f"{type(raised).__name__}: {raised}")
+        run = Run(self, slot, batch, tickets, requests)
+        for ticket in run.tickets:
+            if ticket.id >= 0:
+                ticket.run = run
+        if error is None:
+            slot.start(run, self.core.clock)
+            return
+        slot.run = run
+        run.execution.compute_start = self.core.clock()
+        self.core.loop.call_soon(run.finish, error)
+
+    def _requests(self, slot: InstanceSlot, batch: Batch, tickets: Sequence[Ticket]) -> list[InferenceRequest]:
+        """What the rows of a batch are executed with: their controls and the states of their slots."""
+        columns = self.settings.control_columns(batch.slots)
+        requests: list[InferenceRequest] = []
+        for index, (row, ticket) in enumerate(zip(batch.slots, tickets, strict=True)):
+            controls = [_control(column, index) for column in columns]
+            if row.item is None:
                 states = self._states.null_row(slot.index, batch.slots)
             else:
-                assert isinstance(ticket, Ticket)
-                request = ticket.request
-                tickets.append(ticket)
-                if self.settings.preserve_ordering and ticket.held is None:
-                    self._keep_in_order(ticket)
                 states = self._states.before(slot.index, row)
             requests.append(
                 dataclasses.replace(
-                    request,
-                    inputs=[*request.inputs, *controls, *states],
+                    ticket.request,
+                    inputs=[*ticket.request.inputs, *controls, *states],
                     sequence_id=row.correlation_id,
                     sequence_start=row.start,
                     sequence_end=row.end,
                 )
             )
-        run = Run(self, slot, batch, tickets, requests)
-        for ticket in run.tickets:
-            if ticket.id >= 0:
-                ticket.run = run
-        slot.start(run, self.core.clock)
+        return requests
 
     def complete(self, run: Run) -> None:
         """A batch has left its instance: states are taken over, requests that were given back wait again."""

@@ -350,6 +350,6 @@ class SequenceScheduler(ABC):
 
     def sequence_statistics(self) -> SequenceStatistics:
         """A snapshot of the slots and the backlog."""
-        slots = list(self._table.all_slots())
-        taken = sum(slot.assigned for slot in slots)
-        return SequenceStatistics(len(slots), taken, self._table.backlogged_sequences)
+        table = self._table
+        taken = sum(slot.assigned for slot in table.all_slots())
+        return SequenceStatistics(table.capacity, taken, table.backlogged_sequences)

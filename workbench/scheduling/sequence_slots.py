@@ -115,7 +115,7 @@ class SlotTable:
         return len(self._backlog)
 
     def all_slots(self) -> Iterator[Slot]:
-        """Every slot of every instance."""
+        """Every slot of every instance that has been needed so far."""
         for slots in self._instances.values():
             yield from slots
 
@@ -148,6 +148,14 @@ class SlotTable:
         self._instances[instance] = []
         self._give_out(self._grow(instance), now)
 
+    @property
+    def capacity(self) -> int:
+        """How many slots there are, those included that nobody has needed so far."""
+        return sum(
+            len(slots) if not slots or slots[-1].retired else max(len(slots), self._count)
+            for slots in self._instances.values()
+        )
+
     def retire_instance(self, instance: int) -> None:
         """Its slots are not given out again."""
         for slot in self.slots(instance):
@@ -169,7 +177,7 @@ class SlotTable:
                     fresh.append(slot)
                 slot.retired = slot.number >= self._count
             fresh += self._grow(instance)
-        self._give_out(sorted(fresh, key=lambda slot: (slot.number, slot.instance)), now)
+        self._give_out(fresh, now)
         self._dues = []
         for live in self._live.values():
             live.due, live.entry = max(live.last + self._idle, now + BACKLOG_GRACE_NS), None
@@ -177,14 +185,25 @@ class SlotTable:
                 self._watch(live)
 
     def _grow(self, instance: int) -> list[Slot]:
+        """The next slot of an instance, where all that have been made are taken: a million slots are seldom used."""
         slots = self._instances[instance]
-        fresh = [Slot(instance, number) for number in range(len(slots), self._count)]
-        slots.extend(fresh)
-        return fresh
+        if len(slots) >= self._count or (slots and not slots[-1].assigned):
+            return []
+        slots.append(Slot(instance, len(slots)))
+        return slots[-1:]
 
     def _give_out(self, slots: list[Slot], now: int) -> None:
         """All get a sequence of the backlog before any hands a request on, which could free it for the next one."""
-        for slot in [slot for slot in slots if self._refill(slot, now)]:
+        left = [(slot.number, slot.instance, slot) for slot in slots]
+        heapq.heapify(left)
+        taken: list[Slot] = []
+        while left:
+            slot = heapq.heappop(left)[2]
+            if self._refill(slot, now):
+                taken.append(slot)
+                for more in self._grow(slot.instance):
+                    heapq.heappush(left, (more.number, more.instance, more))
+        for slot in taken:
             self._settle(slot, now)
 
     # ---- requests
@@ -242,8 +261,14 @@ class SlotTable:
             slot = heapq.heappop(self._free)[3]
             if not slot.retired and not slot.assigned:
                 slot.assigned = True
+                for more in self._grow(slot.instance):
+                    self._set_free(more)
                 return slot
         return None
+
+    def _set_free(self, slot: Slot) -> None:
+        self._ticks += 1
+        heapq.heappush(self._free, (slot.number, slot.instance, self._ticks, slot))
 
     def take(self, slot: Slot) -> Item:
         """Takes the request at the front of a slot; there must be one."""
@@ -271,8 +296,7 @@ class SlotTable:
     def _refill(self, slot: Slot, now: int) -> bool:
         self.purge(now)
         if not self._backlog:
-            self._ticks += 1
-            heapq.heappush(self._free, (slot.number, slot.instance, self._ticks, slot))
+            self._set_free(slot)
             return False
         backlog = next(iter(self._backlog))
         del self._backlog[backlog]
