@@ -155,6 +155,15 @@ def test_devices(server: RunningServer, http: Http) -> None:
     assert bool(found["gpus"]) != bool(found["gpu_note"])
 
 
+def test_strangers_names_are_not_kept_with_the_bytes_on_the_wire(own: RunningServer, http: Http) -> None:
+    assert http(own, "POST", "/v2/models/nobody/infer", BODY).status == 404
+    assert http(own, "POST", "/v2/models/echo/infer", BODY).status == 200
+    found = http(own, "GET", "/v2/workbench/wire", token=own.token).json
+    assert list(found) == ["echo"]
+    assert found["echo"]["requests"] == 1
+    assert found["echo"]["received"] > len(json.dumps(BODY))
+
+
 def test_shutdown_is_asked_of_the_owner(own: RunningServer, http: Http) -> None:
     assert not own.stop_requested.is_set()
     assert http(own, "POST", "/v2/workbench/shutdown", token=own.token).json == {"stopping": True}

@@ -62,7 +62,7 @@ class KServeApi:
         self.tracing = TraceSettings()
         self.infer = InferEndpoint(engine, options.max_input_size)
         self.generate = GenerateEndpoint(engine, options.max_input_size)
-        self.wire = WireCounts()
+        self.wire = WireCounts(engine.is_model_ready)
         self.exiting = False
         self._guard = HostGuard(options.http_address, options.allowed_hosts)
         self._routes: dict[bytes, Handler] = {}

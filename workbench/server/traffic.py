@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_MODELS = 4096  # names come from strangers: no more are kept
+from collections.abc import Callable
 
 
 class WireCount:
@@ -22,9 +22,13 @@ class WireCount:
 
 
 class WireCounts:
-    """The counts of a front end since it started, by model name; an ensemble's steps are no requests here."""
+    """The counts of a front end since it started, by model name; an ensemble's steps are no requests here.
 
-    def __init__(self) -> None:
+    Names come from strangers: those of models that do not serve are not kept (``serves`` tells).
+    """
+
+    def __init__(self, serves: Callable[[str], bool]) -> None:
+        self._serves = serves
         self._models: dict[str, WireCount] = {}
 
     def begin(self, model: str, received: int) -> WireCount:
@@ -32,7 +36,7 @@ class WireCounts:
         count = self._models.get(model)
         if count is None:
             count = WireCount()
-            if len(self._models) < _MODELS:
+            if self._serves(model):
                 self._models[model] = count
         count.requests += 1
         count.received += received
