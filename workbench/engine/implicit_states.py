@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from workbench.errors import InternalError, InvalidRequest
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceResponse, Tensor
-from workbench.repository.files import inside
+from workbench.repository.files import inside, read_regular
 from workbench.scheduling.interface import SlotRow
 from workbench.scheduling.sequence_settings import SequenceSettings, StateSpec
 
@@ -99,7 +99,7 @@ def _initial(spec: StateSpec, batching: bool, model_dir: Path, model: str) -> Te
     if path is None:
         raise InvalidRequest(f"initial_state file '{name}' of model '{model}' leads out of the initial_state folder")
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise InternalError(f"failed to open text file for read {path}: {error.strerror}", where=str(path)) from error
     return Tensor(spec.input_name, spec.datatype, shape, _read(data, spec, shape, name))

@@ -19,6 +19,7 @@ from workbench.engine.lint_models import LintedModel, read_linted
 from workbench.engine.lint_repository import EnsembleLint, lint_duplicates, lint_resources
 from workbench.engine.lint_texts import lint_lone_text, lint_model_files
 from workbench.errors import ConfigError, InvalidRequest, NotFound
+from workbench.repository.files import read_regular
 from workbench.repository.models import find_versions, list_models
 from workbench.scheduling.rate_limiter import ResourceLimit, parse_resource_limit
 
@@ -236,7 +237,7 @@ class _Run:
         if path in self._overrides:
             return self._overrides[path]
         try:
-            return path.read_bytes()
+            return read_regular(path)
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}", where=str(path)) from error
 

@@ -15,7 +15,7 @@ from workbench.engine.validation import RequestValidator, config_type, id_prefix
 from workbench.errors import ConfigError, InternalError, InvalidRequest
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, Tensor
-from workbench.repository.files import inside
+from workbench.repository.files import inside, read_regular
 
 MAX_REQUESTS = 65536
 """Requests that one setting of ``model_warmup`` may hold at once: its ``batch_size`` is a number of requests."""
@@ -128,7 +128,7 @@ def read_sample_file(config: Any, name: str, item: Any, model_dir: Path, row: da
     if path is None:
         raise InvalidRequest(f"warmup file '{item.input_data_file}' for input '{name}' leads out of the warmup folder")
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise InternalError(f"failed to open text file for read {path}: {error.strerror}", where=str(path)) from error
     count = math.prod(item.dims)

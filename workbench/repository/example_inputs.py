@@ -49,6 +49,7 @@ from workbench.errors import ConfigError
 from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
 from workbench.repository.example_ranges import Range, draw, parse_ranges
 from workbench.repository.example_tensors import FOLDER_NAME, InputTensor, parse_tensor
+from workbench.repository.files import read_regular
 
 FILE_NAME = "example_inputs.json"
 
@@ -155,7 +156,7 @@ def _read(model_dir: Path, specs: Sequence[InputTensor]) -> _File:
     path = model_dir / FILE_NAME
     file = _File(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
     except FileNotFoundError:
         return file
     except (OSError, UnicodeDecodeError) as error:

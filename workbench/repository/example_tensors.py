@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from workbench.errors import ConfigError
 from workbench.protocol.datatypes import Datatype
 from workbench.protocol.tensors import as_bytes_array
+from workbench.repository.files import read_regular
 
 FOLDER_NAME = "example_inputs"
 _KEYS = {"content", "shape", "b64", "file"}
@@ -106,14 +108,14 @@ def _from_file(folder: Path, name: str, spec: InputTensor) -> NDArray[Any]:
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ValueError(f"'{name}' lies outside {FOLDER_NAME}/")
+    raw = read_regular(path)
     if path.suffix == ".npy":
-        array: NDArray[Any] = np.load(path, allow_pickle=False)
+        array: NDArray[Any] = np.load(BytesIO(raw), allow_pickle=False)
         if spec.datatype.wire == "BYTES":
             return as_bytes_array(array)
         if array.dtype != spec.datatype.numpy:
             raise TypeError(f"the file holds {array.dtype}")
         return array
-    raw = path.read_bytes()
     return _objects([raw]) if spec.datatype.wire == "BYTES" else _from_bytes(raw, spec)
 
 

@@ -6,6 +6,7 @@ A model's fingerprint is split the way Triton decides between a reload and an in
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -119,6 +120,17 @@ def inside(base: Path, relative: str) -> Path | None:
     root = base.resolve()
     path = (root / relative).resolve()
     return path if path != root and path.is_relative_to(root) else None
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file; a pipe or a device, which might never end, is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.read_bytes()
 
 
 def write_override_files(directory: Path, files: dict[str, bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from workbench.config.document import ConfigDocument
@@ -25,6 +25,9 @@ _INCOMPLETE = frozenset(
     }
 )  # fmt: skip
 """What a part cannot be blamed for: the rest may stand elsewhere."""
+
+_LONG = 2000
+"""Lines."""
 
 _ABOUT_TENSORS = re.compile(r"ensemble (?:tensor|input|output)|is not written|output '.*' for ensemble")
 
@@ -149,8 +152,9 @@ def _line_map(before: str, after: str) -> Callable[[int], int | None]:
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     old_starts, new_starts = _starts(old), _starts(new)
     same: dict[int, int] = {}
-    for block in difflib.SequenceMatcher(None, new, old, autojunk=False).get_matching_blocks():
-        same.update({block.a + number: block.b + number for number in range(block.size)})
+    for tag, start, stop, at, _ in _opcodes(new, old):
+        if tag == "equal":
+            same.update(zip(range(start, stop), range(at, at + stop - start), strict=True))
 
     def place(offset: int) -> int | None:
         line = bisect_right(new_starts, offset) - 1
@@ -174,10 +178,29 @@ def changes_between(before: str, after: str) -> list[Change]:
     for line in old:
         starts.append(starts[-1] + len(line))
     changes: list[Change] = []
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for tag, i1, i2, j1, j2 in _opcodes(old, new):
         if tag != "equal":
             changes.append(_narrowed(before[starts[i1] : starts[i2]], "".join(new[j1:j2]), starts[i1]))
     return changes
+
+
+def _opcodes(old: list[str], new: list[str]) -> Iterator[tuple[str, int, int, int, int]]:
+    """What turns some lines into others, as difflib has it.
+
+    Only the part between what is the same at both ends is compared, and where that is long, lines that repeat are not
+    matched: difflib takes the square of their number.
+    """
+    shorter = min(len(old), len(new))
+    head = next((number for number in range(shorter) if old[number] != new[number]), shorter)
+    tail = next((n for n in range(shorter - head) if old[-1 - n] != new[-1 - n]), shorter - head)
+    if head:
+        yield "equal", 0, head, 0, head
+    a, b = old[head : len(old) - tail], new[head : len(new) - tail]
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=max(len(a), len(b)) > _LONG)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        yield tag, i1 + head, i2 + head, j1 + head, j2 + head
+    if tail:
+        yield "equal", len(old) - tail, len(old), len(new) - tail, len(new)
 
 
 def _narrowed(old: str, new: str, at: int) -> Change:
