@@ -226,8 +226,8 @@ class ModelVersion:
 
     def _dispatch(self) -> None:
         self._planned = False
-        scheduler, idle, clock = self.scheduler, self._idle, self.core.clock
-        now = clock()
+        scheduler, idle = self.scheduler, self._idle
+        now = self.core.clock()
         for rejected in scheduler.expire(now):
             ticket = self._open.get(rejected.id)
             if ticket is not None:
@@ -242,10 +242,7 @@ class ModelVersion:
             if batch is None:
                 break
             idle.popleft()
-            run = Run(self, slot, batch)
-            for ticket in run.tickets:
-                ticket.run = run
-            slot.start(run, clock)
+            self._execute(slot, batch)
         self._arm()
 
     def take_turn(self, slot: InstanceSlot) -> bool:
