@@ -62,6 +62,7 @@ def assert_alike(got: np.ndarray, expected: np.ndarray) -> None:
 def test_a_function_with_all_that_it_uses(to: Path) -> None:
     packaged = wb.package(helpers.score, "score", example_inputs={"x": ROWS}, to=to)
     assert packaged.max_batch_size == 32
+    assert "outputs  scores FP32 [3], total FP64 [1]" in repr(packaged)
     config = ConfigDocument.parse((to / "score" / "config.pbtxt").read_bytes()).message
     assert [(each.name, list(each.dims)) for each in config.output] == [("scores", [3]), ("total", [1])]
     assert config.HasField("dynamic_batching")

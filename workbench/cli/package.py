@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     if args.json:
         tensors = {
-            key: [{**asdict(spec), "dims": list(spec.dims)} for spec in getattr(made.signature, key)]
+            key: [{**asdict(spec), "dims": list(spec.dims or (1,))} for spec in getattr(made.signature, key)]
             for key in ("inputs", "outputs")
         }
         about = {"name": made.name, "directory": str(made.directory), "backend": made.backend}

@@ -44,7 +44,7 @@ class Packaged:
 
     def __repr__(self) -> str:
         def tensors(specs: Sequence[Any]) -> str:
-            return ", ".join(f"{spec.name} {spec.datatype} {list(spec.dims)}" for spec in specs)
+            return ", ".join(f"{spec.name} {spec.datatype} {list(spec.dims or (1,))}" for spec in specs)
 
         batching = f"max_batch_size {self.max_batch_size}" if self.max_batch_size else "no batching"
         if self.signature.why:

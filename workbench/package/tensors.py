@@ -22,7 +22,10 @@ Call = Callable[[Feed], Feed]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output of a model: v2 data type, dims without the batch axis (-1: any)."""
+    """An input or output of a model: v2 data type, dims without the batch axis (-1: any).
+
+    No dims: a row is one value. Triton has no such tensor, in its configuration and on the wire they are [1].
+    """
 
     name: str
     datatype: str
@@ -144,7 +147,6 @@ def specs(feeds: Sequence[Feed], skip: int) -> tuple[Tensor, ...]:
         if len({len(shape) for shape in shapes}) > 1 or len({wire(feed[name]) for feed in feeds}) > 1:
             raise InvalidRequest(f"'{name}' differs in datatype or number of axes from one example to the other")
         dims = tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
-        # Triton has no tensor without dims: one value a row is [1], which a reshape takes away
         out.append(Tensor(name, wire(first), dims))
     return tuple(out)
 
