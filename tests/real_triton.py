@@ -24,14 +24,19 @@ class Addresses:
 
 
 @contextlib.contextmanager
-def real_triton(oracle: Path, repository: Path, log: Path, options: Sequence[str] = ()) -> Iterator[Addresses]:
-    """Starts tritonserver over a repository on free ports; gives the addresses, ends it at the end."""
+def real_triton(
+    oracle: Path, repository: Path, log: Path, options: Sequence[str] = (), packages: Sequence[str] = ()
+) -> Iterator[Addresses]:
+    """Starts tritonserver over a repository on free ports; gives the addresses, ends it at the end.
+
+    ``packages`` are requirements of the models' model.py, besides numpy.
+    """
     http, metrics, grpc = _free_ports(3)
     command = [
         str(oracle / "real-tritonserver"), f"--model-repository={repository}", f"--http-port={http}",
         f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false", *options,
     ]  # fmt: skip
-    environment = os.environ | {"REAL_TRITON_PIP": "numpy<2"}
+    environment = os.environ | {"REAL_TRITON_PIP": " ".join(("numpy<2", *packages))}
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, env=environment)
     try:

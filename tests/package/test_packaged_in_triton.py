@@ -58,3 +58,24 @@ def test_functions_load_and_answer_alike(shared: Path, tmp_path: Path) -> None:
         assert answers(there, cases) == expected
         (entry,) = there.statistics("score")["model_stats"]
         assert int(entry["inference_stats"]["success"]["count"]) >= 2
+
+
+def test_an_estimator_loads_and_answers_alike(shared: Path, tmp_path: Path) -> None:
+    from sklearn.ensemble import RandomForestClassifier
+
+    models = tmp_path / "models"
+    models.mkdir()
+    rng = np.random.default_rng(0)
+    x = rng.random((80, 4))
+    forest = RandomForestClassifier(5, random_state=0).fit(x, np.where(x[:, 0] > 0.5, "high", "low"))
+    packaged = wb.package(forest, "forest", example_inputs=x[:5], to=models)
+    cases: list[tuple[str, dict[str, Any]]] = [("forest", {"input": x[:1]}), ("forest", {"input": x[:20]})]
+    with wb.Engine(models) as here:
+        expected = answers(here, cases)
+    needs = [need for need in packaged.needs if not need.startswith("numpy")]
+    with (
+        real_triton(shared / "oracle", models, tmp_path / "triton.log", packages=needs) as addresses,
+        wb.connect(addresses.http) as there,
+    ):
+        assert there.models()["forest"].ready, (tmp_path / "triton.log").read_text()[-3000:]
+        assert answers(there, cases) == expected
