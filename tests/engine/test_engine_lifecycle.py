@@ -321,8 +321,9 @@ def test_config_override_sticks_until_files_change(repository: Path, make_engine
 
 def test_files_given_with_the_load(repository: Path, make_engine: Any) -> None:
     engine = make_engine(repository)
-    with pytest.raises(InvalidRequest, match="Load parameter 'config' must be specified for model file override"):
+    with pytest.raises(InternalError, match="failed to load 'double', failed to poll from model repository") as caught:
         engine.load("double", files={"file:1/model.onnx": b""})
+    assert caught.value.hint == "Load parameter 'config' must be specified for model file override"
     config = json.dumps({"backend": "onnxruntime"})
     engine.load("double", config=config, files={"file:1/model.onnx": scale(11), "file:4/model.onnx": scale(12)})
     assert factor(engine) == 12

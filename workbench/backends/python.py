@@ -12,7 +12,8 @@ from typing import Any, Literal
 from workbench.backends._child import wire
 from workbench.backends.base import Instance, InstanceSpec, LoadedModel, ModelContext, ModelDescription, Traffic
 from workbench.backends.python_convert import NUMBERS
-from workbench.backends.python_launch import Child, Keeper, exit_text, interpreter_for
+from workbench.backends.python_environment import ENVIRONMENTS
+from workbench.backends.python_launch import Child, Keeper, exit_text
 from workbench.backends.python_process import ProcessInstance, ProcessOptions
 from workbench.backends.python_questions import Questions
 from workbench.backends.python_thread import ThreadInstance
@@ -155,7 +156,7 @@ def _parameter(context: ModelContext, key: str) -> str:
 
 
 def _interpreter(context: ModelContext) -> str:
-    return interpreter_for(_parameter(context, "EXECUTION_ENV_PATH"), context.model_dir)
+    return ENVIRONMENTS.interpreter(_parameter(context, "EXECUTION_ENV_PATH"), context.model_dir)
 
 
 def _settings(context: ModelContext) -> dict[str, Any]:

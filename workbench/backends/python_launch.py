@@ -13,7 +13,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -240,28 +239,3 @@ class Keeper:
         self._selector.unregister(pipe)
         self._pipes.discard(pipe)
         pipe.close()
-
-
-def interpreter_for(parameter: str, model_dir: Path) -> str:
-    """The interpreter for ``EXECUTION_ENV_PATH``, the server's own where that is empty.
-
-    Raises:
-        BackendError: the place does not exist, or is no environment.
-    """
-    if not parameter:
-        return sys.executable
-    path = Path(parameter.replace("$$TRITON_MODEL_DIRECTORY", str(model_dir)))
-    if not path.exists():
-        raise BackendError(
-            f"EXECUTION_ENV_PATH '{parameter}' not found, looked in '{path}'",
-            hint="give an absolute path that the server can see, or one that starts with $$TRITON_MODEL_DIRECTORY",
-        )
-    if path.is_dir():
-        for name in ("bin/python", "bin/python3"):
-            if (path / name).exists():
-                return str(path / name)
-        raise BackendError(f"EXECUTION_ENV_PATH '{path}' is no Python environment: it has no bin/python")
-    raise BackendError(
-        f"EXECUTION_ENV_PATH '{path}' is a packed environment, which is not supported here",
-        hint="unpack it and give the directory",
-    )

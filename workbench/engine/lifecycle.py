@@ -94,7 +94,8 @@ class Lifecycle:
         """
         check_name(name)
         if files and config is None:
-            raise InvalidRequest("Load parameter 'config' must be specified for model file override")
+            why = "Load parameter 'config' must be specified for model file override"  # Triton: in its log only
+            raise InternalError(f"failed to load '{name}', failed to poll from model repository", hint=why)
         await self.composing.prepare(name, config, set() if tried is None else tried)
         entry = self.entry(name)
         entry.explicit = entry.explicit or explicit

@@ -123,10 +123,10 @@ class Tensor:
     _array: Any
     _source: Any
 
-    def __init__(self, name: Any = None, array: Any = None, /, **kwargs: Any) -> None:
+    def __init__(self, name: Any = ..., array: Any = ..., /, **kwargs: Any) -> None:
         if kwargs or not isinstance(name, str) or not isinstance(array, np.ndarray):
             signature = "c_python_backend_utils.Tensor(arg0: str, arg1: numpy.ndarray)"
-            raise incompatible("__init__", signature, () if kwargs else (name, array), kwargs)
+            raise incompatible("__init__", signature, [each for each in (name, array) if each is not ...], kwargs)
         if not name:
             raise TritonModelException(_NAMELESS)
         datatype = v2_name(array.dtype)
