@@ -177,6 +177,24 @@ def test_f24_server_8358_a_circle_is_an_error_that_names_it_and_stop_ends_it(
     assert asked.wait().error is not None
 
 
+def test_f24_a_model_that_calls_the_ensemble_that_it_is_in_waits_for_itself(
+    root: Path, make_engine: Any, signals: Signals
+) -> None:
+    """B has one instance, and that waits for an ensemble with B in it: the circle goes through the ensembles' steps."""
+    add_caller(root, signals, "outer", names=("X", "Y"))
+    add_ensemble(root, "outer", [step("inner", "X", "Y", names=("X", "Y"))], size=1)
+    add_ensemble(root, "inner", [step("B", "X", "Y", names=("IN", "OUT"))], size=1)
+    engine = make_engine(root, python_execution="thread", nested_wait_report_s=0.05)
+    asked = call_b(engine, signals)
+    signals.go.touch()
+    wait_until(lambda: bool(told(engine)))
+    event = told(engine)[-1]
+    text = "B waits for outer; outer waits for B; they wait for each other: B -> outer -> B"
+    assert (event.text, event.level) == (text, "error")
+    engine.stop(0.2)
+    assert asked.wait().error is not None
+
+
 def test_f24_server_8358_without_the_limiter_a_wait_is_told_too(
     root: Path, make_engine: Any, gate: Gate, signals: Signals
 ) -> None:

@@ -101,6 +101,14 @@ class NestedCalls:
         late = [each for call in self._calls if now - call.since >= self._after for each in call.waiting()]
         made = [(call, call.ticket.model) for call in self._calls if call.ticket is not None]
         calls = [NestedCall(call.caller.name, callee.name, call.since) for call, callee in made]
+        # an ensemble waits for those of its steps that wait in a queue
+        steps = [
+            NestedCall(callee.name, ticket.model.name, call.since)
+            for call, callee in made
+            for ticket in call.waiting()
+            if ticket.model is not callee
+        ]
+        calls += list(dict.fromkeys(steps))
         text = wait_report(self._limiter, calls, now, self._after) if late else None
         for ticket in late:
             ticket.model.let_held_go()
