@@ -1,4 +1,4 @@
-"""A sequence's requests through ``infer``, in every place."""
+"""Whole numbers and the requests of a sequence through ``infer``, in every place."""
 
 from __future__ import annotations
 
@@ -64,3 +64,11 @@ def test_a_field_among_the_parameters_is_told_where_it_belongs(place: Server, na
     with pytest.raises(InvalidRequest, match=f"'{name}' is a field of the request") as caught:
         place.infer("sum", {"INPUT": [[1]]}, sequence_id=8, sequence_start=True, parameters={name: 1})
     assert caught.value.hint == f"write infer(..., {name}=...)"
+
+
+@pytest.mark.parametrize("value", [4.5, -0.25])
+def test_a_fraction_is_not_cut_to_a_whole_number(place: Server, value: float) -> None:
+    with pytest.raises(InvalidRequest, match="'INPUT' cannot be made INT32: not whole numbers"):
+        place.infer("sum", {"INPUT": [[value]]}, sequence_id=9, sequence_start=True)
+    whole = place.infer("sum", {"INPUT": [[4.0]]}, sequence_id=9, sequence_start=True, sequence_end=True)
+    assert whole["OUTPUT"].tolist() == [[4]]
