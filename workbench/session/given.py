@@ -81,7 +81,9 @@ def as_tensor(name: str, value: Any, datatype: str) -> Tensor:
             f"input {name!r} cannot be made {datatype}: {error}", where=f"value {value!r:.80}"
         ) from error
     if array.dtype.kind in "iu" and (array != np.asarray(value)).any():  # NumPy cuts 4.5 to 4 and says nothing
-        raise InvalidRequest(f"input {name!r} cannot be made {datatype}: not whole numbers", where=f"value {value!r:.80}")
+        raise InvalidRequest(
+            f"input {name!r} cannot be made {datatype}: not whole numbers", where=f"value {value!r:.80}"
+        )
     return Tensor(name, row.wire, tuple(array.shape), array)
 
 
