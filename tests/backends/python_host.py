@@ -89,6 +89,10 @@ class Host:
             self.states.append((instance, healthy, why, gone))
             self.changed.notify_all()
 
+    def is_decoupled(self, name: str, version: int) -> bool:
+        model = self.models.get(name)
+        return model is not None and bool(model.context.config.model_transaction_policy.decoupled)
+
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         if name not in self.models:
             raise InternalError(f"failed to load '{name}', failed to poll from model repository")

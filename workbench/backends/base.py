@@ -101,6 +101,9 @@ class BackendHost(Protocol):
         Requests wait for an instance that will be back; when all instances of a model are ``gone`` for good, they fail.
         """
 
+    def is_decoupled(self, name: str, version: int) -> bool:
+        """Whether a model is decoupled; False for one that does not serve. On the loop."""
+
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """Loads or reloads a model for another one; on the loop. ``config`` is JSON, ``files`` maps paths to contents.
 

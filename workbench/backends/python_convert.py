@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.backends._child import wire
+from workbench.backends.base import BackendHost, ModelContext
 from workbench.errors import BackendError, Code, InvalidRequest, NotFound, NotReady, QueueFull, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
 
@@ -96,6 +97,54 @@ def unpack_tensors(kinds: Any, numbers: Any, buffer: Any, offset: int) -> tuple[
     return tensors, offset
 
 
+def uniform_answers(
+    context: ModelContext, requests: Sequence[InferenceRequest], kinds: Any, buffer: Any
+) -> Iterable[tuple[int, InferenceResponse]]:
+    """The answers of a batch that all look alike."""
+    name, version = context.name, context.version
+    columns = wire.unpack_columns(kinds, len(requests), buffer)
+    if len(columns) == 1:
+        output, datatype, shape, arrays = columns[0]
+        return [
+            (index, InferenceResponse(name, version, requests[index].id, [Tensor(output, datatype, shape, array)]))
+            for index, array in enumerate(arrays)
+        ]
+    return [
+        (
+            index,
+            InferenceResponse(
+                name, version, request.id, [Tensor(n, d, s, arrays[index]) for n, d, s, arrays in columns]
+            ),
+        )
+        for index, request in enumerate(requests)
+    ]
+
+
+def mixed_answers(
+    context: ModelContext, requests: Sequence[InferenceRequest], entries: Any, kinds: Any, buffer: Any
+) -> Iterable[tuple[int, InferenceResponse]]:
+    """Answers of any kind."""
+    name, version = context.name, context.version
+    answers = []
+    offset = 0
+    for entry in entries:
+        index = entry[0]
+        if len(entry) == 2:
+            outputs, offset = unpack_tensors(kinds, entry[1], buffer, offset)
+            response = InferenceResponse(name, version, requests[index].id, outputs)
+        else:
+            _, final, code, message, parameters, numbers = entry
+            response = InferenceResponse(name, version, requests[index].id, final=final)
+            if code >= 0:
+                response.error = model_error(code, message)
+            elif numbers is not None:
+                response.outputs, offset = unpack_tensors(kinds, numbers, buffer, offset)
+                if parameters:
+                    response.parameters = parse_parameters(parameters)
+        answers.append((index, response))
+    return answers
+
+
 def parse_parameters(text: str) -> dict[str, Parameter]:
     """A response's parameters from their JSON."""
     return json.loads(text) if text else {}
@@ -108,7 +157,7 @@ def model_error(number: int, message: str) -> WorkbenchError:
 
 def nested_request(head: Any, tensors: list[Tensor], parent_seq: int) -> InferenceRequest:
     """The request that a model made (BLS); ``head`` as the channel's ``infer`` packs it."""
-    name, version, request_id, correlation_id, flags, timeout, parameters, outputs = head
+    name, version, request_id, correlation_id, flags, timeout, parameters, outputs, _ = head
     return InferenceRequest(
         model_name=name,
         inputs=tensors,
@@ -122,6 +171,24 @@ def nested_request(head: Any, tensors: list[Tensor], parent_seq: int) -> Inferen
         sequence_end=bool(flags & 2),
         parent_seq=parent_seq,
     )
+
+
+def infer_nested(
+    host: BackendHost, streams: bool, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]
+) -> Callable[[], None]:
+    """``host.infer``, unless the model is decoupled and the caller waits for one response (request_executor.cc).
+
+    Raises:
+        BackendError: that is so.
+    """
+    name = request.model_name
+    if not streams and host.is_decoupled(name, request.model_version):
+        raise BackendError(
+            f"Model {name} - Error when running inference: Model {name} is using the decoupled. The current BLS "
+            "request call doesn't support models using the decoupled transaction policy. Please use 'decoupled=True' "
+            "argument to the 'exec' or 'async_exec' calls for decoupled models.'"
+        )
+    return host.infer(request, on_response)
 
 
 def refusal_text(model: str, error: WorkbenchError) -> str:

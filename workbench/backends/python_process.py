@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Literal
 
 from workbench.backends._child import wire
@@ -16,16 +17,17 @@ from workbench.backends.base import Execution, InstanceSpec, ModelContext, Traff
 from workbench.backends.python_channel import ServerChannel
 from workbench.backends.python_convert import (
     answer_head,
-    model_error,
+    infer_nested,
+    mixed_answers,
     nested_request,
     pack_requests,
-    parse_parameters,
+    uniform_answers,
     unpack_tensors,
 )
 from workbench.backends.python_launch import Child, Keeper, exit_text
 from workbench.backends.python_questions import Answer, Questions
 from workbench.errors import BackendError, InstanceDied, WorkbenchError
-from workbench.protocol.tensors import InferenceResponse, Tensor
+from workbench.protocol.tensors import InferenceResponse
 
 _NO_BOUND = 1 << 60
 
@@ -230,9 +232,9 @@ class ProcessInstance:
         execution = flight.execution
         buffer = self._channel.payload(frame) if frame.slab_id and self._channel is not None else frame.payload
         if entries is None:
-            answers = self._uniform(execution, kinds, buffer)
+            answers = uniform_answers(self._context, execution.requests, kinds, buffer)
         else:
-            answers = self._mixed(execution, entries, kinds, buffer)
+            answers = mixed_answers(self._context, execution.requests, entries, kinds, buffer)
         respond, still_open = execution.respond, flight.open
         for index, response in answers:
             if index in still_open:
@@ -254,50 +256,6 @@ class ProcessInstance:
         if flight.finished and not flight.open:
             self._flights.pop(number).execution.taken = None
 
-    def _uniform(self, execution: Execution, kinds: Any, buffer: Any) -> Iterable[tuple[int, InferenceResponse]]:
-        """The answers of a batch that all look alike."""
-        name, version, requests = self._context.name, self._context.version, execution.requests
-        columns = wire.unpack_columns(kinds, len(requests), buffer)
-        if len(columns) == 1:
-            output, datatype, shape, arrays = columns[0]
-            return [
-                (index, InferenceResponse(name, version, requests[index].id, [Tensor(output, datatype, shape, array)]))
-                for index, array in enumerate(arrays)
-            ]
-        return [
-            (
-                index,
-                InferenceResponse(
-                    name, version, request.id, [Tensor(n, d, s, arrays[index]) for n, d, s, arrays in columns]
-                ),
-            )
-            for index, request in enumerate(requests)
-        ]
-
-    def _mixed(
-        self, execution: Execution, entries: Any, kinds: Any, buffer: Any
-    ) -> Iterable[tuple[int, InferenceResponse]]:
-        """Answers of any kind."""
-        name, version, requests = self._context.name, self._context.version, execution.requests
-        answers = []
-        offset = 0
-        for entry in entries:
-            index = entry[0]
-            if len(entry) == 2:
-                outputs, offset = unpack_tensors(kinds, entry[1], buffer, offset)
-                response = InferenceResponse(name, version, requests[index].id, outputs)
-            else:
-                _, final, code, message, parameters, numbers = entry
-                response = InferenceResponse(name, version, requests[index].id, final=final)
-                if code >= 0:
-                    response.error = model_error(code, message)
-                elif numbers is not None:
-                    response.outputs, offset = unpack_tensors(kinds, numbers, buffer, offset)
-                    if parameters:
-                        response.parameters = parse_parameters(parameters)
-            answers.append((index, response))
-        return answers
-
     # Nested requests
 
     def _call(self, frame: wire.Frame) -> None:
@@ -308,8 +266,8 @@ class ProcessInstance:
             gone = flight is None or flight.execution.is_cancelled(index)
             self._send_frame(wire.ANSWER, (number, gone))
         elif what == wire.ASK:
-            channel = self._channel
-            self._questions.begin(arguments[0], arguments[1], lambda answer: self._answer(channel, number, answer))
+            operation, given = arguments
+            self._questions.begin(operation, given, partial(self._answer, self._channel, number))
         elif what == wire.CANCEL:
             cancel = self._calls.pop(number, None)
             if cancel is not None:
@@ -334,7 +292,7 @@ class ProcessInstance:
 
         self._calls[number] = lambda: None
         try:
-            cancel = self._host.infer(request, answer)
+            cancel = infer_nested(self._host, head[-1], request, answer)
         except WorkbenchError as error:
             answer(InferenceResponse("", 0, error=error))
             return

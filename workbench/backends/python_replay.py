@@ -66,6 +66,10 @@ class ReplayHost:
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
         """There is no process that could die."""
 
+    def is_decoupled(self, name: str, version: int) -> bool:
+        """Not known here: whoever is asked refuses."""
+        return False
+
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """The models that serve stay as they are."""
         raise Unsupported(f"a request that is replayed loads no models: '{name}' stays as it is")

@@ -31,6 +31,7 @@ from workbench.backends._child.tensors import InferenceResponse, TritonError, Tr
 from workbench.backends._child.tensors import Tensor as ModelTensor
 from workbench.backends.base import BackendHost, Execution, InstanceSpec, ModelContext
 from workbench.backends.python_convert import (
+    infer_nested,
     model_error,
     nested_error_text,
     nested_request,
@@ -56,12 +57,12 @@ class ThreadRuntime:
         self.questions = Questions(host, instance)
         self.parent_seq = -1
 
-    def infer(self, request: ModelRequest) -> Call:
+    def infer(self, request: ModelRequest, streams: bool) -> Call:
         """Sends a nested request to the engine's loop; whoever asks for its responses waits on this thread."""
         if _runs_here(self._host.loop):
             raise BackendError("a nested request cannot wait on the engine's own thread")
         tensors = [_to_protocol(tensor) for tensor in request._inputs]
-        return Call(self._host, nested_request(nested_head(request), tensors, self.parent_seq))
+        return Call(self._host, nested_request(nested_head(request, streams), tensors, self.parent_seq), streams)
 
     def executor(self) -> Any:
         """Threads for ``async_exec``."""
@@ -91,17 +92,17 @@ class ThreadRuntime:
 class Call:
     """A nested request under way (see ``Responses``)."""
 
-    def __init__(self, host: BackendHost, request: InferenceRequest) -> None:
+    def __init__(self, host: BackendHost, request: InferenceRequest, streams: bool) -> None:
         self._host = host
         self._model = request.model_name
         self._answers: SimpleQueue[ProtocolResponse | None] = SimpleQueue()
         self._cancel: Callable[[], None] = _nothing
         self._over = False
-        host.loop.call_soon_threadsafe(self._submit, request)
+        host.loop.call_soon_threadsafe(self._submit, request, streams)
 
-    def _submit(self, request: InferenceRequest) -> None:
+    def _submit(self, request: InferenceRequest, streams: bool) -> None:
         try:
-            self._cancel = self._host.infer(request, self._answers.put)
+            self._cancel = infer_nested(self._host, streams, request, self._answers.put)
         except WorkbenchError as error:
             self._answers.put(ProtocolResponse("", 0, error=error))
 

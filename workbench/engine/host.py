@@ -31,6 +31,9 @@ class Control(Protocol):
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Starts unloading a model."""
 
+    def is_decoupled(self, name: str, version: int) -> bool:
+        """Whether a model that serves is decoupled."""
+
     def model_ready(self, name: str, version: int) -> bool:
         """Whether a model version serves, -1 for the latest."""
 
@@ -74,6 +77,10 @@ class ModelHost:
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
         """An instance died or is back. Thread-safe."""
         self._core.inbox.post(self._tell, instance, healthy, why, gone)
+
+    def is_decoupled(self, name: str, version: int) -> bool:
+        """Whether a model that serves is decoupled."""
+        return self._control.is_decoupled(name, version)
 
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """Loads or reloads a model for this one; goes on to its end whatever becomes of who asked."""

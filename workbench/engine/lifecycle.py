@@ -65,6 +65,13 @@ class Lifecycle:
             return False
         return model.healthy
 
+    def is_decoupled(self, name: str, version: int) -> bool:
+        """Whether a model version that serves is decoupled."""
+        try:
+            return bool(self.lookup(name, version).decoupled)
+        except WorkbenchError:
+            return False
+
     def entry(self, name: str) -> ModelEntry:
         """The entry of a name, made when there is none."""
         entry = self.entries.get(name)

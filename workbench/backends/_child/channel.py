@@ -41,12 +41,12 @@ class Channel:
 
     # What the model calls
 
-    def infer(self, request: InferenceRequest) -> Call:
+    def infer(self, request: InferenceRequest, streams: bool) -> Call:
         """Sends a nested request (see ``Runtime``)."""
         packer = wire.Packer()
         tensors = tuple(packer.add(t._name, t._datatype, t.as_numpy()) for t in request._inputs)
         number, answers = self._open_call()
-        self.send(wire.CALL, (number, wire.INFER, (nested_head(request), tensors, packer.kinds)), packer)
+        self.send(wire.CALL, (number, wire.INFER, (nested_head(request, streams), tensors, packer.kinds)), packer)
         return Call(self, number, answers)
 
     def next_response(self, answers: deque[wire.Frame | None]) -> tuple[InferenceResponse, bool] | None:

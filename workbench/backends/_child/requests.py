@@ -10,7 +10,6 @@ from workbench.backends._child.replies import InferenceResponseSender, Reply
 from workbench.backends._child.tensors import (
     InferenceResponse,
     Tensor,
-    TritonError,
     TritonModelException,
     arguments,
     check_parameters,
@@ -34,8 +33,8 @@ class Responses(Protocol):
 class Runtime(Protocol):
     """What a model reaches its server through."""
 
-    def infer(self, request: InferenceRequest) -> Responses:
-        """Sends a nested request; does not wait for an answer."""
+    def infer(self, request: InferenceRequest, streams: bool) -> Responses:
+        """Sends a nested request; does not wait for an answer. Without ``streams`` no decoupled model takes it."""
 
     def executor(self) -> Any:
         """Threads for ``async_exec``."""
@@ -265,20 +264,10 @@ class InferenceRequest:
         if decoupled is None or not hasattr(decoupled, "__bool__"):
             signature = "(self: c_python_backend_utils.InferenceRequest, decoupled: bool = False) -> object"
             raise incompatible("exec", signature, (self,), {"decoupled": decoupled})
-        stream = self._runtime.infer(self)
+        stream = self._runtime.infer(self, bool(decoupled))
         if decoupled:
             return ResponseIterator(stream)
-        response, final = next(stream)
-        if not final:
-            stream.close()
-            name = self._model_name
-            text = (
-                f"Model {name} - Error when running inference: Model {name} is using the decoupled. The current BLS "
-                "request call doesn't support models using the decoupled transaction policy. Please use "
-                "'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'"
-            )
-            return InferenceResponse(error=TritonError(text))
-        return response
+        return next(stream)[0]
 
     def async_exec(self, decoupled: Any = False) -> asyncio.Future[Any]:
         """``exec`` on a thread of its own, under way at once; to be awaited.
@@ -290,7 +279,7 @@ class InferenceRequest:
         return loop.run_in_executor(self._runtime.executor(), self.exec, decoupled)
 
 
-def nested_head(request: InferenceRequest) -> tuple[Any, ...]:
+def nested_head(request: InferenceRequest, streams: bool) -> tuple[Any, ...]:
     """What there is to a nested request beside its tensors, as the server reads it."""
     return (
         request._model_name,
@@ -301,6 +290,7 @@ def nested_head(request: InferenceRequest) -> tuple[Any, ...]:
         request._timeout,
         request._parameters,
         tuple(request._outputs),
+        streams,
     )
 
 
