@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from workbench.backends.base import Execution, InstanceSpec, ModelContext
+from workbench.backends.custom_metrics import CustomMetrics
 from workbench.backends.python import PythonBackend
 from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument, to_json
@@ -58,6 +59,7 @@ class Host:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.clock = monotonic_ns
+        self.metrics = CustomMetrics()
 
     def infer(self, request: InferenceRequest, on_response: Any) -> Any:
         raise NotImplementedError
