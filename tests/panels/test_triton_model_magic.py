@@ -45,7 +45,7 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=["process", "kernel"])
+@pytest.fixture(params=[pytest.param("process", marks=pytest.mark.full), "kernel"])
 def server(request: pytest.FixtureRequest, models: Path) -> Iterator[Server]:
     with wb.serve(models) if request.param == "process" else wb.Engine(models) as opened:
         yield opened
