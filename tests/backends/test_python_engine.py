@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from asking import wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
 from python_host import HEADER, answer, body, request
@@ -51,6 +52,26 @@ def start(tmp_path: Path) -> Iterator[Callable[..., InferenceEngine]]:
     for engine in engines:
         engine.stop(10)
     assert psutil.Process().children(recursive=True) == []
+
+
+def test_reloads_leave_no_threads_of_a_model_behind(start: Callable[..., InferenceEngine], tmp_path: Path) -> None:
+    metrics = """
+family = pb_utils.MetricFamily(name="seen", description="d", kind=pb_utils.MetricFamily.COUNTER)
+family.Metric(labels={}).increment(1)
+"""
+    add(tmp_path, "busy", body(metrics + answer("x")))
+
+    def own() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name == "workbench-metrics"]
+
+    engine = start(python_execution="thread")
+    for _ in range(3):
+        engine.infer(request("busy", {"IN": X}), 10)
+        assert own(), "a model with metrics has a thread for them"
+        engine.unload("busy")
+        engine.load("busy")
+    engine.unload("busy")
+    wait_until(lambda: not own())
 
 
 @pytest.mark.parametrize("execution", ["process", "thread"])

@@ -201,7 +201,7 @@ TORCH = "import torch\nfrom torch.utils import dlpack\n"
 
 
 def test_dlpack_goes_to_torch_and_back(opened: Opener) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed")
     code = """
 there = [dlpack.from_dlpack(pb_utils.Tensor("t", x).to_dlpack()), torch.from_dlpack(pb_utils.Tensor("t", x)),
          torch.from_dlpack(r.inputs()[0])]
@@ -215,7 +215,7 @@ out.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.concatenate([t.
 
 
 def test_dlpack_carries_every_type_but_strings(opened: Opener) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed")
     code = """
 types = "bool uint8 int8 int16 int32 int64 float16 float32 float64 bfloat16".split()
 made = [pb_utils.Tensor.from_dlpack("t", torch.ones(2, 3).to(getattr(torch, name))) for name in types]

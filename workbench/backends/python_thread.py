@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from workbench.backends._child import pb_utils
 from workbench.backends._child.enums import ErrorCode
+from workbench.backends._child.metrics import Drops
 from workbench.backends._child.replies import Batch, Reply
 from workbench.backends._child.requests import InferenceRequest as ModelRequest
 from workbench.backends._child.requests import nested_head
@@ -55,6 +56,7 @@ class ThreadRuntime:
         self._instance = instance
         self._threads = Threads()
         self.questions = Questions(host, instance)
+        self.drops = Drops(self)
         self.parent_seq = -1
 
     def infer(self, request: ModelRequest, streams: bool) -> Call:
@@ -86,6 +88,7 @@ class ThreadRuntime:
     def close(self) -> None:
         """Ends the threads of ``async_exec``, and takes the model's metrics away."""
         self._threads.close()
+        self.drops.close()
         self.questions.close()
 
 

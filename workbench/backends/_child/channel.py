@@ -16,6 +16,7 @@ from typing import Any
 
 from workbench.backends._child import wire
 from workbench.backends._child.enums import ErrorCode
+from workbench.backends._child.metrics import Drops
 from workbench.backends._child.requests import InferenceRequest, nested_head
 from workbench.backends._child.runner import Threads
 from workbench.backends._child.slabs import Slabs
@@ -37,6 +38,7 @@ class Channel:
         self._under_way: dict[tuple[int, int], int] = {}
         self._next_call = 0
         self._threads = Threads()
+        self.drops = Drops(self)
         threading.Thread(target=self._watch, name="workbench-watch", daemon=True).start()
 
     # What the model calls

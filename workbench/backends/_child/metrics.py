@@ -45,14 +45,18 @@ class Drops:
     def __init__(self, runtime: Asks) -> None:
         self._runtime = runtime
         self._dropped: deque[int] = deque()
-        self._wake: SimpleQueue[None] = SimpleQueue()  # its put may be called from a finalizer
+        self._wake: SimpleQueue[bool] = SimpleQueue()  # its put may be called from a finalizer
         self._lock = threading.Lock()
         self._started = False
 
     def add(self, number: int) -> None:
         """Notes a family that is gone."""
         self._dropped.append(number)
-        self._wake.put(None)
+        self._wake.put(True)
+
+    def close(self) -> None:
+        """Ends the thread: the server knows that the model is gone."""
+        self._wake.put(False)
 
     def ask(self, operation: str, *arguments: Any) -> Any:
         """Asks the server about metrics, after it has been told what is gone."""
@@ -65,8 +69,7 @@ class Drops:
         return self._runtime.ask(operation, *arguments)
 
     def _watch(self) -> None:
-        while True:
-            self._wake.get()
+        while self._wake.get():
             self._flush()
 
     def _flush(self) -> None:
@@ -199,6 +202,6 @@ class MetricFamily:
             self._drops.add(self._number)
 
 
-def bind(runtime: Asks) -> type:
+def bind(drops: Drops) -> type:
     """The ``MetricFamily`` of one model."""
-    return type("MetricFamily", (MetricFamily,), {"_drops": Drops(runtime), "__module__": MODULE})
+    return type("MetricFamily", (MetricFamily,), {"_drops": drops, "__module__": MODULE})

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Protocol
 
 from workbench.backends._child.enums import MODULE, MemoryType
+from workbench.backends._child.metrics import Drops
 from workbench.backends._child.replies import InferenceResponseSender, Reply
 from workbench.backends._child.tensors import (
     InferenceResponse,
@@ -31,7 +32,9 @@ class Responses(Protocol):
 
 
 class Runtime(Protocol):
-    """What a model reaches its server through."""
+    """What a model reaches its server through; ``drops`` are the metrics that it lets go."""
+
+    drops: Drops
 
     def infer(self, request: InferenceRequest, streams: bool) -> Responses:
         """Sends a nested request; does not wait for an answer. Without ``streams`` no decoupled model takes it."""
