@@ -36,6 +36,7 @@ def test_notebooks_are_committed_without_outputs(path: Path) -> None:
     assert path.stat().st_size < 30_000
 
 
+@pytest.mark.full  # the browser test plays the same notebook
 def test_tune_batching_runs_and_tells_the_truth(workplace: Path) -> None:
     before = hashes(workplace / "model_repository")
     source = NOTEBOOKS / "01_tune_batching.ipynb"
