@@ -80,6 +80,12 @@ class Drops:
                 self._runtime.tell("metric_family_delete", self._dropped.popleft())
 
 
+class HasDrops(Protocol):
+    """A model's runtime."""
+
+    drops: Drops
+
+
 class Metric:
     """A counter, gauge or histogram with its labels; made by ``MetricFamily.Metric``."""
 
@@ -148,7 +154,7 @@ class MetricFamily:
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE
     HISTOGRAM = MetricKind.HISTOGRAM
-    _drops: Drops
+    _runtime: HasDrops
     _number = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -158,6 +164,7 @@ class MetricFamily:
         if not (isinstance(name, str) and isinstance(text, str) and isinstance(kind, MetricKind)):
             raise incompatible("__init__", signature, args, kwargs)
         self._kind = kind
+        self._drops = self._runtime.drops
         self._cleared = [False]
         try:
             self._number = self._drops.ask("metric_family", name, text, kind.name.lower())
@@ -202,6 +209,6 @@ class MetricFamily:
             self._drops.add(self._number)
 
 
-def bind(drops: Drops) -> type:
+def bind(runtime: HasDrops) -> type:
     """The ``MetricFamily`` of one model."""
-    return type("MetricFamily", (MetricFamily,), {"_drops": drops, "__module__": MODULE})
+    return type("MetricFamily", (MetricFamily,), {"_runtime": runtime, "__module__": MODULE})

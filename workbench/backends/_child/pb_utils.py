@@ -192,7 +192,7 @@ def build(runtime: requests.Runtime, model_dir: str) -> types.ModuleType:
         "InferenceRequest": bound,
         "InferenceResponse": tensors.InferenceResponse,
         "Logger": _logger(runtime),
-        "MetricFamily": metrics.bind(runtime.drops),
+        "MetricFamily": metrics.bind(runtime),
         "ModelConfig": ModelConfig,
         "PreferredMemory": requests.PreferredMemory,
         "Tensor": tensors.Tensor,
