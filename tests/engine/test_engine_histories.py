@@ -49,8 +49,9 @@ def some_batching(chance: random.Random, limit: int) -> dict[str, Any]:
 class History:
     """One configuration, some bursts of requests, and what became of them."""
 
-    def __init__(self, engine: InferenceEngine, gate: Gate, seed: int) -> None:
+    def __init__(self, engine: InferenceEngine, gate: Gate, seed: int, cursor: int) -> None:
         self.engine, self.gate, self.chance = engine, gate, random.Random(seed)
+        self.cursor = cursor
         self.limit = self.chance.choice([1, 2, 4, 8])
         self.batching = some_batching(self.chance, self.limit)
         self.cancelled: list[Asked] = []
@@ -64,7 +65,6 @@ class History:
             Edit("instance_group[0].count", "set", chance.choice([1, 1, 2])),
         ]
         epoch = engine.configure("gate", edits).epoch
-        cursor = engine.records.read().last_seq
         asker, asked = Asker(engine), []
         sizes = chance.choice(ROWS)
         for _ in range(chance.randint(1, 4)):
@@ -80,7 +80,7 @@ class History:
             self.gate.open.set()
         for each in asked:
             assert each.ended.wait(20), "a request was never answered"
-        self.check(asked, cursor, epoch)
+        self.check(asked, epoch)
 
     def _requests(self, count: int, sizes: list[int]) -> list[Any]:
         made = []
@@ -90,14 +90,15 @@ class History:
             made[-1].timeout = self.chance.choice([0, 0, 200, 5000])
         return made
 
-    def check(self, asked: list[Asked], cursor: int, epoch: int) -> None:
+    def check(self, asked: list[Asked], epoch: int) -> None:
         accepted = {each.ticket.id: each for each in asked if each.ticket is not None}
         own = {each.ticket.id: t for each, t in zip(asked, self.timeouts, strict=True) if each.ticket is not None}
         for each in asked:
             assert len(each.responses) == (each.refused is None), "answered twice, or not at all"
             if each.refused is not None:
                 assert "Exceeds maximum queue size" in each.refused.message
-        read = self.engine.records.read(cursor)
+        read = self.engine.records.read(self.cursor)
+        self.cursor = read.last_seq
         rows, batches = pd.DataFrame(read.requests), pd.DataFrame(read.batches)
         assert sorted(rows["seq"]) == sorted(accepted), "a record is missing, or there are two"
         assert set(rows["epoch"]) <= {epoch}
@@ -150,11 +151,14 @@ def play(make_engine: Any, tmp_path: Path, gate: Gate, seeds: range) -> None:
     add_model(tmp_path, "gate", config=CONFIG)
     gate.open.set()
     engine = make_engine(tmp_path)
+    cursor = engine.records.read().last_seq
     for seed in seeds:
+        history = History(engine, gate, seed, cursor)
         try:
-            History(engine, gate, seed).play()
+            history.play()
         except AssertionError as error:
             raise AssertionError(f"history of seed {seed}: {error}") from error
+        cursor = history.cursor
     assert engine.snapshot().version("gate").pending == engine.snapshot().version("gate").running == 0
 
 
