@@ -5,6 +5,7 @@ Texts are recorded from a real Triton 2.51, which answers the same calls alike b
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -241,6 +242,12 @@ UNCARRIED = {
 
 
 def test_what_dlpack_cannot_carry_is_refused(opened: Opener) -> None:
+    assert all_said(opened, UNCARRIED) == [f"TritonModelException: {text}" for text in UNCARRIED.values()]
+
+
+def test_dlpack_does_not_mind_who_else_uses_capsules(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another library in the same process may declare the types of Python's own functions as it needs them."""
+    monkeypatch.setattr(ctypes.pythonapi.PyCapsule_GetPointer, "argtypes", [ctypes.py_object, ctypes.c_char_p])
     assert all_said(opened, UNCARRIED) == [f"TritonModelException: {text}" for text in UNCARRIED.values()]
 
 

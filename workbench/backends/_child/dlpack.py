@@ -53,7 +53,7 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 
-_api = ctypes.pythonapi
+_api = ctypes.PyDLL(None)  # not ctypes.pythonapi: whoever else declares types there would change these
 _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _new = _api.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
