@@ -18,6 +18,18 @@ def step(model: str, source: str, target: str, *, version: int = -1, names: tupl
     )
 
 
+def chain_config(name: str, first: str, second: str, tensors: tuple[str, str] = ("x", "y"), dims: int = 4) -> str:
+    """An ensemble of two models one behind the other; it and both of them have one input and one output."""
+    source, target = tensors
+    return (
+        f'name: "{name}"\nplatform: "ensemble"\nmax_batch_size: 8\n'
+        f'input {{ name: "{source}" data_type: TYPE_FP32 dims: {dims} }}\n'
+        f'output {{ name: "{target}" data_type: TYPE_FP32 dims: {dims} }}\n'
+        f"ensemble_scheduling {{\n{step(first, source, 'between', names=tensors)}"
+        f"{step(second, 'between', target, names=tensors)}}}\n"
+    )
+
+
 def ensemble_config(steps: Sequence[str], *, size: int = 8, outputs: Sequence[str] = ("Y",), extra: str = "") -> str:
     """From X to ``outputs``, FP32 [4]."""
     made = "".join(f'output {{ name: "{name}" data_type: TYPE_FP32 dims: 4 }}\n' for name in outputs)

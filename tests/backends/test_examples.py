@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from asking import Asker
 
-from workbench.engine import EngineOptions, InferenceEngine
+from workbench.engine import InferenceEngine
 from workbench.errors import LoadFailed, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 
@@ -29,22 +29,16 @@ def parameter(name: str, value: object) -> str:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, make_engine: Serve) -> Serve:
     """Writes models (name -> configuration) and starts an engine over them."""
-    engines: list[InferenceEngine] = []
 
     def start(*, load: bool = True, **models: str) -> InferenceEngine:
         for name, config in models.items():
             (tmp_path / name / "1").mkdir(parents=True)
             (tmp_path / name / "config.pbtxt").write_text(config)
-        engine = InferenceEngine(EngineOptions((tmp_path,), load_models=("*",) if load else ()))
-        engines.append(engine)
-        engine.start()
-        return engine
+        return make_engine(tmp_path, load_models=("*",) if load else ())
 
-    yield start
-    for engine in engines:
-        engine.stop(5)
+    return start
 
 
 def ask(model: str, arrays: dict[str, Any], **fields: Any) -> InferenceRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from asking import Asker, wait_until
 
 from workbench.clock import monotonic_ns
 from workbench.config import Edit
-from workbench.engine import EngineOptions, InferenceEngine
+from workbench.engine import InferenceEngine
 from workbench.errors import InvalidRequest, LoadFailed
 from workbench.protocol.tensors import InferenceRequest, RequestedOutput, Tensor
 
@@ -45,21 +45,15 @@ def parameter(name: str, value: object) -> str:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, make_engine: Serve) -> Serve:
     """Starts an engine over one model ``model``."""
-    engines: list[InferenceEngine] = []
 
     def start(config: str, *, load: bool = True) -> InferenceEngine:
         (tmp_path / "model" / "1").mkdir(parents=True)
         (tmp_path / "model" / "config.pbtxt").write_text(config)
-        engine = InferenceEngine(EngineOptions((tmp_path,), load_models=("*",) if load else ()))
-        engines.append(engine)
-        engine.start()
-        return engine
+        return make_engine(tmp_path, load_models=("*",) if load else ())
 
-    yield start
-    for engine in engines:
-        engine.stop(5)
+    return start
 
 
 def ask(arrays: dict[str, Any], **fields: Any) -> InferenceRequest:

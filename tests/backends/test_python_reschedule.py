@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from asking import Asked, Asker
 from python_host import HEADER
 
-from workbench.engine import EngineOptions, InferenceEngine
+from workbench.engine import InferenceEngine
 from workbench.errors import Code
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 
@@ -65,21 +65,16 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 @pytest.fixture(params=["process", "thread"])
-def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], InferenceEngine]]:
-    engines: list[InferenceEngine] = []
-
+def serve(
+    request: pytest.FixtureRequest, tmp_path: Path, make_engine: Callable[..., InferenceEngine]
+) -> Callable[[str], InferenceEngine]:
     def serve(extra: str) -> InferenceEngine:
         (tmp_path / "again" / "1").mkdir(parents=True)
         (tmp_path / "again" / "config.pbtxt").write_text(CONFIG + extra)
         (tmp_path / "again" / "1" / "model.py").write_text(HEADER + AGAIN)
-        engine = InferenceEngine(EngineOptions((tmp_path,), python_execution=request.param))
-        engines.append(engine)
-        engine.start()
-        return engine
+        return make_engine(tmp_path, python_execution=request.param)
 
-    yield serve
-    for engine in engines:
-        engine.stop(10)
+    return serve
 
 
 def ask(times: int, id: str = "q", **fields: Any) -> InferenceRequest:

@@ -71,7 +71,7 @@ def executed_there(*models: str, why: str) -> dict[str, str]:
     return dict.fromkeys([*rows, f"batches {models[0]}"], why)
 
 
-def plain(names: str, **fields: object) -> list[dict[str, object]]:
+def plain(names: str, **fields: Any) -> list[dict[str, Any]]:
     return [Talk.body(id=name, **fields) for name in names]
 
 
@@ -95,26 +95,25 @@ def finish(talk: Talk, model: str, *sent: Sent) -> None:
     talk.metrics(model)
 
 
+def gone(talk: Talk, model: str, bodies: list[dict[str, Any]], *which: int) -> None:
+    """Requests wait behind a held one, the clients of some of them go away, then the instance is free."""
+    talk.leavers = [bodies[index]["id"] for index in which]
+    talk.load(model)
+    held = talk.hold(model)
+    sent = talk.queue(model, *bodies)
+    leave(*(sent[index] for index in which))
+    talk.release(held)
+    finish(talk, model, held, *sent)
+
+
 @case("can-01 gone while it waits: never executed, the others are answered", rules=("1.17",))
 def queued(talk: Talk) -> None:
-    talk.leavers = ["b"]
-    talk.load("queued")
-    held = talk.hold("queued")
-    sent = talk.queue("queued", *plain("abc"))
-    leave(sent[1])
-    talk.release(held)
-    finish(talk, "queued", held, *sent)
+    gone(talk, "queued", plain("abc"), 1)
 
 
 @case("can-02 gone while it would have shared a batch", rules=("1.17",))
 def in_a_batch(talk: Talk) -> None:
-    talk.leavers = ["a", "c"]
-    talk.load("batched")
-    held = talk.hold("batched")
-    sent = talk.queue("batched", *plain("abcde"))
-    leave(sent[0], sent[2])
-    talk.release(held)
-    finish(talk, "batched", held, *sent)
+    gone(talk, "batched", plain("abcde"), 0, 2)
 
 
 @case("can-03 all that wait have gone; the next is served", rules=("1.17",))
@@ -161,13 +160,7 @@ def told(talk: Talk) -> None:
     ),
 )
 def direct(talk: Talk) -> None:
-    talk.leavers = ["b"]
-    talk.load("direct")
-    held = talk.hold("direct")
-    sent = talk.queue("direct", *plain("abc"))
-    leave(sent[1])
-    talk.release(held)
-    finish(talk, "direct", held, *sent)
+    gone(talk, "direct", plain("abc"), 1)
 
 
 @case(
@@ -178,24 +171,12 @@ def direct(talk: Talk) -> None:
     ),
 )
 def formed_ahead(talk: Talk) -> None:
-    talk.leavers = ["a", "d"]
-    talk.load("ahead")
-    held = talk.hold("ahead")
-    sent = talk.queue("ahead", *plain("abcd"))
-    leave(sent[0], sent[3])
-    talk.release(held)
-    finish(talk, "ahead", held, *sent)
+    gone(talk, "ahead", plain("abcd"), 0, 3)
 
 
 @case("can-08 gone while it waits in a lower priority level", rules=("1.17", "2.2"))
 def levels(talk: Talk) -> None:
-    talk.leavers = ["a"]
-    talk.load("levels")
-    held = talk.hold("levels")
-    sent = talk.queue("levels", *plain("ab", priority=2), *plain("c", priority=1))
-    leave(sent[0])
-    talk.release(held)
-    finish(talk, "levels", held, *sent)
+    gone(talk, "levels", plain("ab", priority=2) + plain("c", priority=1), 0)
 
 
 @case("can-09 the deadline of one passes, another goes away, the third is answered", rules=("1.17", "2.4", "2.5"))

@@ -140,17 +140,22 @@ def reject(talk: Talk) -> None:
     talk.infer("reject", id="after")
 
 
-@case("pri-06 DELAY: those in time go first, the others are not lost", rules=("2.5",))
-def delay(talk: Talk) -> None:
-    talk.load("delay")
-    held = talk.hold("delay")
-    sent = talk.queue("delay", *plain("abc"))
-    threading.Event().wait(1.7)
-    sent += talk.queue("delay", *plain("d"))
+def put_back(talk: Talk, model: str, early: str, wait_s: float, late: str) -> None:
+    """DELAY puts the early ones back while the instance is busy; then come the late ones, then it is free."""
+    talk.load(model)
+    held = talk.hold(model)
+    sent = talk.queue(model, *plain(early))
+    threading.Event().wait(wait_s)
+    sent += talk.queue(model, *plain(late))
     talk.release(held)
     talk.answers(held, *sent)
-    talk.batches("delay")
-    talk.stats("delay")
+    talk.batches(model)
+    talk.stats(model)
+
+
+@case("pri-06 DELAY: those in time go first, the others are not lost", rules=("2.5",))
+def delay(talk: Talk) -> None:
+    put_back(talk, "delay", "abc", 1.7, "d")
 
 
 @case("pri-07 override: a smaller timeout counts, a larger one does not", rules=("2.4",))
@@ -180,15 +185,7 @@ def limit_of_requests(talk: Talk) -> None:
 
 @case("pri-12 what DELAY put back still counts in max_queue_size", rules=("2.5", "2.6"))
 def delayed_count(talk: Talk) -> None:
-    talk.load("delay_limit")
-    held = talk.hold("delay_limit")
-    sent = talk.queue("delay_limit", *plain("ab"))
-    threading.Event().wait(1.0)
-    sent += talk.queue("delay_limit", *plain("c"))
-    talk.release(held)
-    talk.answers(held, *sent)
-    talk.batches("delay_limit")
-    talk.stats("delay_limit")
+    put_back(talk, "delay_limit", "ab", 1.0, "c")
 
 
 @case("pri-13 a level's own policy, and the default policy for the others", rules=("2.3",))

@@ -5,13 +5,12 @@ Limits that are declared are in ``test_rate_limits_against_triton.py``.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from pathlib import Path
 
-from harness import HEAVY, Case, Sent, Sides, Talk, Topic
+from harness import HEAVY, Case, Sides, Talk, Topic
 from models import put
-from turns import TURNS, forget, turns
+from turns import TURNS, begin, turns, waits, waits_for
 
 pytestmark = HEAVY
 TOPIC = Topic("rate", "Rate limiter", ("--disable-auto-complete-config", "--rate-limit=execution_count"))
@@ -56,31 +55,11 @@ def bodies(prefix: str, count: int, **fields: object) -> list[dict[str, object]]
     return [Talk.body(id=f"{prefix}{index}", **fields) for index in range(count)]
 
 
-def waits(talk: Talk, model: str, *sent: Sent) -> None:
-    """Notes that requests have not begun, some time after they have been queued."""
-    talk.until(lambda: talk.pending(model) >= len(sent), f"{model} has not got its requests")
-    threading.Event().wait(0.2)
-    talk.note(f"{model} waits", [each.ended.is_set() for each in sent] + begun(talk, *sent))
-
-
-def begun(talk: Talk, *sent: Sent) -> list[str]:
-    return [line for line in turns(talk) if line.partition(" ")[2] in {each.id for each in sent}]
-
-
-def begin(talk: Talk, *models: str) -> None:
-    forget(talk)
-    for model in models:
-        talk.load(model)
-
-
 @case("rate-01 two models that share a resource take turns", rules=("4.2",))
 def shared(talk: Talk) -> None:
     begin(talk, "a", "b")
     held = talk.hold("a")
-    sent = talk.send("b", talk.body(id="b"))
-    waits(talk, "b", sent)
-    talk.release(held)
-    talk.answers(held, sent)
+    waits_for(talk, "b", "b", held)
     talk.note("turns", turns(talk))
     for model in ("a", "b"):
         talk.stats(model)
@@ -90,24 +69,14 @@ def shared(talk: Talk) -> None:
 def instances(talk: Talk) -> None:
     begin(talk, "pair")
     held = talk.hold("pair")
-    sent = talk.send("pair", talk.body(id="second"))
-    waits(talk, "pair", sent)
-    talk.release(held)
-    talk.answers(held, sent)
+    waits_for(talk, "pair", "second", held)
     talk.stats("pair")
 
 
 @case("rate-03 the limit is the most that one instance needs: two of one, or one of two", rules=("4.4",))
 def most(talk: Talk) -> None:
     begin(talk, "pair", "double")
-    held = [talk.hold("pair", "h0"), talk.hold("pair", "h1")]
-    sent = talk.send("double", talk.body(id="double"))
-    waits(talk, "double", sent)
-    talk.release(held[0])
-    talk.answers(held[0])
-    waits(talk, "double", sent)
-    talk.release(held[1])
-    talk.answers(held[1], sent)
+    waits_for(talk, "double", "double", talk.hold("pair", "h0"), talk.hold("pair", "h1"))
 
 
 @case("rate-04 a model that needs more raises the limit when it comes, and takes it with it", rules=("4.4",))
@@ -183,11 +152,7 @@ def groups(talk: Talk) -> None:
 @case("rate-10 resources of a device", rules=("4.2",))
 def devices(talk: Talk) -> None:
     begin(talk, "device", "device_two")
-    held = talk.hold("device")
-    sent = talk.send("device_two", talk.body(id="two"))
-    waits(talk, "device_two", sent)
-    talk.release(held)
-    talk.answers(held, sent)
+    waits_for(talk, "device_two", "two", talk.hold("device"))
 
 
 @case("rate-11 a resource that is both global and of a device is refused", rules=("4.4",))

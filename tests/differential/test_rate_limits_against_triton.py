@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
-from harness import HEAVY, Case, Sent, Sides, Talk, Topic
+from harness import HEAVY, Case, Sides, Talk, Topic
 from models import put
-from turns import TURNS, forget, turns
+from turns import TURNS, begin, forget, turns, waits, waits_for
 
 pytestmark = HEAVY
 LIMITS = ("R:2", "D:1", "G:3:0", "Z:0")
@@ -64,14 +63,6 @@ def build(root: Path) -> None:
     )
 
 
-def waits(talk: Talk, model: str, *sent: Sent) -> None:
-    """Notes that requests have not begun, some time after they have been queued."""
-    talk.until(lambda: talk.pending(model) >= len(sent), f"{model} has not got its requests")
-    threading.Event().wait(0.2)
-    ids = {each.id for each in sent}
-    talk.note(f"{model} waits", [line for line in turns(talk) if line.partition(" ")[2] in ids])
-
-
 @case("limit-01 as many run together as the limit allows", rules=("4.1", "4.2"))
 def together(talk: Talk) -> None:
     forget(talk)
@@ -88,17 +79,8 @@ def together(talk: Talk) -> None:
 
 @case("limit-02 across models: one that needs all waits for all", rules=("4.2", "4.3"))
 def across(talk: Talk) -> None:
-    forget(talk)
-    for model in ("one", "other", "two"):
-        talk.load(model)
-    held = [talk.hold("one", "h0"), talk.hold("other", "h1")]
-    sent = talk.send("two", talk.body(id="all"))
-    waits(talk, "two", sent)
-    talk.release(held[0])
-    talk.answers(held[0])
-    waits(talk, "two", sent)
-    talk.release(held[1])
-    talk.answers(held[1], sent)
+    begin(talk, "one", "other", "two")
+    waits_for(talk, "two", "all", talk.hold("one", "h0"), talk.hold("other", "h1"))
 
 
 @case("limit-03 more than the limit is refused at load; what is loaded serves on", rules=("4.4",))
@@ -118,13 +100,8 @@ def undeclared(talk: Talk) -> None:
 
 @case("limit-05 a limit without device holds for every device, and globally", rules=("4.1", "4.4"))
 def per_device(talk: Talk) -> None:
-    forget(talk)
-    talk.load("device")
-    held = talk.hold("device", "h0")
-    sent = talk.send("device", talk.body(id="second"))
-    waits(talk, "device", sent)
-    talk.release(held)
-    talk.answers(held, sent)
+    begin(talk, "device")
+    waits_for(talk, "device", "second", talk.hold("device", "h0"))
     talk.load("device_two")
     talk.unload("device")
     talk.load("global_d")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from real_triton import real_triton
+from scaler_backend import SHARED, write
 
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.server import ServerOptions, serve_engine
@@ -28,45 +29,15 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the real Triton runs on Linux"),
 ]
 
-SHARED = """import json
-import os
-
-import numpy as np
-import triton_python_backend_utils as pb
-from scaling import scaled
-
-
-class TritonPythonModel:
-    @staticmethod
-    def auto_complete_config(config):
-        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [2]})
-        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [2]})
-        config.add_output({"name": "TOLD", "data_type": "TYPE_STRING", "dims": [1]})
-        config.set_max_batch_size(4)
-        return config
-
-    def initialize(self, args):
-        path = os.path.join(args["model_repository"], args["model_version"], "factor.json")
-        self.factor = 1.0
-        if os.path.exists(path):
-            with open(path) as file:
-                self.factor = json.load(file)["factor"]
-        self.told = {key: args[key] for key in args if key != "model_config"}
-        self.told["model_repository"] = os.path.basename(args["model_repository"])
-        self.told["runtime"] = json.loads(args["model_config"])["runtime"]
+TOLD = SHARED.replace(
+    '        self.told["directory"] = pb.get_model_dir()\n',
+    """        self.told["model_repository"] = os.path.basename(args["model_repository"])
         self.told["directory"] = "/".join(pb.get_model_dir().split("/")[-2:])
         self.told["module"] = __name__
         self.told["cores"] = sorted(os.sched_getaffinity(0))
-
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            given = pb.get_input_tensor_by_name(request, "X").as_numpy()
-            told = np.array([[json.dumps(self.told).encode()]] * len(given), dtype=np.object_)
-            answers.append(pb.InferenceResponse([pb.Tensor("Y", scaled(given, self.factor)), pb.Tensor("TOLD", told)]))
-        return answers
-"""
-HELPER = "def scaled(given, factor):\n    return given * given.dtype.type(factor)\n"
+""",
+)
+"""The backend's file with more of what its models see, and no path of this machine's."""
 
 CONFIGS = {
     "triple": 'backend: "scaler"',
@@ -110,9 +81,7 @@ def _policies() -> list[str]:
 
 def _write(root: Path) -> tuple[Path, Path]:
     backend = root / "backends" / "scaler"
-    backend.mkdir(parents=True)
-    (backend / "model.py").write_text(SHARED)
-    (backend / "scaling.py").write_text(HELPER)
+    write(backend, TOLD)
     for name, config in CONFIGS.items():
         version = root / "models" / name / "1"
         version.mkdir(parents=True)
@@ -121,8 +90,7 @@ def _write(root: Path) -> tuple[Path, Path]:
             (version.parent / "elsewhere").mkdir()
             (version.parent / "elsewhere" / "libtriton_other.so").write_bytes(b"none")
         if '"python"' in config:
-            (version / "model.py").write_text(SHARED)
-            (version / "scaling.py").write_text(HELPER)
+            write(version, TOLD)
         else:
             (version / "factor.json").write_text('{"factor": 3}')
     return root / "models", root / "backends"

@@ -8,56 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scaler_backend import HELPER, SHARED, write
 
 from workbench.config import Edit
 from workbench.engine import InferenceEngine
 from workbench.errors import LoadFailed
 from workbench.protocol.tensors import InferenceRequest, Tensor
 
-SHARED = """import json
-import os
-
-import numpy as np
-import triton_python_backend_utils as pb
-from scaling import scaled
-
-
-class TritonPythonModel:
-    @staticmethod
-    def auto_complete_config(config):
-        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [2]})
-        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [2]})
-        config.add_output({"name": "TOLD", "data_type": "TYPE_STRING", "dims": [1]})
-        config.set_max_batch_size(4)
-        config.set_dynamic_batching()
-        return config
-
-    def initialize(self, args):
-        path = os.path.join(args["model_repository"], args["model_version"], "factor.json")
-        with open(path) as file:
-            self.factor = json.load(file)["factor"]
-        self.told = {key: args[key] for key in args if key != "model_config"}
-        self.told["runtime"] = json.loads(args["model_config"])["runtime"]
-        self.told["directory"] = pb.get_model_dir()
-
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            given = pb.get_input_tensor_by_name(request, "X").as_numpy()
-            told = np.array([[json.dumps(self.told).encode()]] * len(given), dtype=np.object_)
-            answers.append(pb.InferenceResponse([pb.Tensor("Y", scaled(given, self.factor)), pb.Tensor("TOLD", told)]))
-        return answers
-"""
-HELPER = "def scaled(given, factor):\n    return given * given.dtype.type(factor)\n"
-
 
 @pytest.fixture
 def backends(tmp_path: Path) -> Path:
     """A backend directory with ``scaler``."""
     directory = tmp_path / "backends" / "scaler"
-    directory.mkdir(parents=True)
-    (directory / "model.py").write_text(SHARED)
-    (directory / "scaling.py").write_text(HELPER)
+    write(directory)
     return directory.parent
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ensembles import chain_config
 from panel_helpers import look, look_away, wait_for, write_model
 
 import workbench as wb
@@ -17,19 +18,7 @@ from workbench.errors import InvalidRequest
 from workbench.panels.ensemble import graph_of
 from workbench.session.kernel import Engine
 
-PIPELINE = """\
-name: "pipeline"
-platform: "ensemble"
-max_batch_size: 8
-input [ { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] } ]
-output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
-ensemble_scheduling { step [
-  { model_name: "quick" model_version: -1
-    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "between" } },
-  { model_name: "slow" model_version: -1
-    input_map { key: "IN" value: "between" } output_map { key: "OUT" value: "OUT" } }
-] }
-"""
+PIPELINE = chain_config("pipeline", "quick", "slow", ("IN", "OUT"), 2)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ensembles import chain_config
 from onnx_models import add_model
 
 import workbench as wb
@@ -23,19 +24,7 @@ from workbench.session.server import Server
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.05, "min_requests": 5}
 ROW = [[1.0, 2.0, 3.0, 4.0]]
-TWICE = """\
-name: "twice"
-platform: "ensemble"
-max_batch_size: 8
-input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
-output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
-ensemble_scheduling { step [
-  { model_name: "double" model_version: -1
-    input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
-  { model_name: "double" model_version: -1
-    input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
-] }
-"""
+TWICE = chain_config("twice", "double", "double")
 
 
 def test_profile_measures_one_point_in_every_place(anywhere: Server) -> None:

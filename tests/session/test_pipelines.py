@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pandas as pd
 import pytest
+from ensembles import chain_config
 from onnx_models import add_model
 
 import workbench as wb
@@ -21,19 +22,7 @@ from workbench.session.kernel import Engine
 from workbench.session.pipelines import PARTS
 from workbench.session.remote import TritonServer, WorkbenchServer
 
-TWICE = """\
-name: "twice"
-platform: "ensemble"
-max_batch_size: 8
-input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
-output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
-ensemble_scheduling { step [
-  { model_name: "double" model_version: -1
-    input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
-  { model_name: "spare" model_version: -1
-    input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
-] }
-"""
+TWICE = chain_config("twice", "double", "spare")
 PYTHON = """\
 name: "{name}"
 backend: "python"

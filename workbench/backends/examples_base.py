@@ -6,6 +6,7 @@ They take models without files, so that people's test repositories run without w
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -73,7 +74,7 @@ def wrap(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-class ExampleInstance:
+class ExampleInstance(ABC):
     """An instance that executes on a thread of the engine."""
 
     kind: Literal["thread"] = "thread"
@@ -95,9 +96,9 @@ class ExampleInstance:
         self.run(execution)
         execution.output_start = execution.output_start or self.clock()
 
+    @abstractmethod
     def run(self, execution: Execution) -> None:
         """What the backend does."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Ends waits that are under way."""

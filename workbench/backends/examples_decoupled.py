@@ -10,6 +10,7 @@ its request is cancelled.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,9 +66,9 @@ class _Answering(ExampleInstance):
             last.error = error
         respond(index, last)
 
+    @abstractmethod
     def answer(self, request: InferenceRequest, stream: Stream) -> None:
         """Sends the responses but for the end of the stream."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Ends waits and waits for the threads."""

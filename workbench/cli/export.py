@@ -68,6 +68,7 @@ def _run(args: argparse.Namespace) -> ExportResult:
     from workbench.export import ModelToExport, export_repository
     from workbench.profiling import Point
     from workbench.records.runs import RunStore
+    from workbench.session.pipelines import with_composing
     from workbench.tuning import choose
 
     store = RunStore(args.runs)
@@ -82,7 +83,7 @@ def _run(args: argparse.Namespace) -> ExportResult:
         "after": choice.point.to_json(),
     }
     models = []
-    for each in _whole(model, args.model_repository):
+    for each in with_composing([model], lambda name: _composing(name, args.model_repository)):
         directory = _model_directory(each, args.model_repository)
         document = ConfigDocument.parse((directory / "config.pbtxt").read_bytes(), path=str(directory / "config.pbtxt"))
         edits = choice.point.edits(each)
@@ -91,19 +92,11 @@ def _run(args: argparse.Namespace) -> ExportResult:
     return export_repository(models, Path(args.to), provenance={"environment": environment}, overwrite=args.force)
 
 
-def _whole(model: str, repository: str | None) -> list[str]:
-    """The model, and all that an ensemble is made of."""
+def _composing(model: str, repository: str | None) -> list[str]:
     from workbench.config import ConfigDocument
 
-    found: dict[str, None] = {}
-    left = [model]
-    while left:
-        name = left.pop(0)
-        if name not in found:
-            found[name] = None
-            text = (_model_directory(name, repository) / "config.pbtxt").read_bytes()
-            left += [step.model_name for step in ConfigDocument.parse(text).message.ensemble_scheduling.step]
-    return list(found)
+    text = (_model_directory(model, repository) / "config.pbtxt").read_bytes()
+    return [step.model_name for step in ConfigDocument.parse(text).message.ensemble_scheduling.step]
 
 
 def _model_directory(model: str, repository: str | None) -> Path:

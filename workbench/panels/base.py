@@ -8,11 +8,13 @@ on a subshell thread, news on the session's thread: all of them hold the panel's
 from __future__ import annotations
 
 import threading
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ipywidgets as W
+from traitlets import MetaHasTraits
 
 from workbench.charts.style import Chart
 from workbench.errors import WorkbenchError
@@ -90,7 +92,11 @@ class ChartBox(Generic[Info]):
         return self._draw(self.info)
 
 
-class Panel(W.VBox):  # type: ignore[misc]
+class PanelType(ABCMeta, MetaHasTraits):
+    """Widgets have a metaclass of their own; with this one a panel that leaves something out cannot be made."""
+
+
+class Panel(W.VBox, metaclass=PanelType):  # type: ignore[misc]
     """Base of the panels. ``server`` is what is shown, ``state`` its session's state."""
 
     title = "panel"
@@ -122,17 +128,17 @@ class Panel(W.VBox):  # type: ignore[misc]
         self._boxes.append(box)
         return box
 
+    @abstractmethod
     def _show(self, snapshot: SessionSnapshot) -> None:
         """Brings the widgets up to date; called with the lock held."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _static(self) -> list[str | Chart]:
         """The blocks of the static page: HTML and charts drawn anew."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _text(self) -> str:
         """The numbers as text."""
-        raise NotImplementedError
 
     def _command(
         self, name: str, action: Callable[[], Any], done: Callable[[Any], None], failed: Callable[[Exception], None]

@@ -22,7 +22,7 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment
 from workbench.records.runs import RunStore
-from workbench.session.pipelines import composing_models
+from workbench.session.pipelines import composing_models, with_composing
 from workbench.session.remote import TritonServer
 from workbench.session.results import ConfigView
 
@@ -281,7 +281,7 @@ def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) 
         NotFound: there is no such model.
     """
     combinations(grid)
-    whole = _with_composing(server, [model])
+    whole = _whole(server, [model])
     documents: dict[str, ConfigDocument] = {}
     for key in grid:
         name, path = split_setting(key, model)
@@ -355,7 +355,7 @@ def export(
     if unknown:
         raise NotFound(f"no model {unknown[0]!r} to export", where=str(to), hint=f"there are {', '.join(known.names)}")
     chosen = []
-    for name in _with_composing(server, names):
+    for name in _whole(server, names):
         directory = server.model_directory(name)
         if directory is None:
             raise Unsupported(
@@ -368,13 +368,5 @@ def export(
     return export_repository(chosen, to, provenance=about, overwrite=overwrite)
 
 
-def _with_composing(server: Server, names: Sequence[str]) -> list[str]:
-    """The models and what they are made of, each once: an ensemble alone would load nowhere."""
-    found: dict[str, None] = {}
-    left = list(names)
-    while left:
-        name = left.pop(0)
-        if name not in found:
-            found[name] = None
-            left += composing_models(server.config(name).effective)
-    return list(found)
+def _whole(server: Server, names: Sequence[str]) -> list[str]:
+    return with_composing(names, lambda name: composing_models(server.config(name).effective))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,21 @@ def composing_models(config: Mapping[str, Any]) -> list[str]:
     """The models that an ensemble is made of, in the order of its steps; empty for another model."""
     steps = (config.get("ensemble_scheduling") or {}).get("step", ())
     return list(dict.fromkeys(str(step["model_name"]) for step in steps))
+
+
+def with_composing(models: Iterable[str], composing: Callable[[str], Iterable[str]]) -> list[str]:
+    """Models and what they are made of, each once: an ensemble alone would load nowhere.
+
+    ``composing`` gives the models that one is made of, none for one that is no ensemble.
+    """
+    found: dict[str, None] = {}
+    left = list(models)
+    while left:
+        name = left.pop(0)
+        if name not in found:
+            found[name] = None
+            left += composing(name)
+    return list(found)
 
 
 def traffic_frame(state: Mapping[str, Any], wire: Mapping[str, Mapping[str, int]]) -> pd.DataFrame:
