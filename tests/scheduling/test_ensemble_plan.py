@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
 from workbench.errors import ConfigError
 from workbench.scheduling import (
@@ -25,7 +26,6 @@ from workbench.scheduling.ensemble_plan import bridge_shape, reshape_input
 
 
 def parsed(text: str) -> Any:
-    pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     return text_format.Parse(text, pb.ModelConfig())
 
 
@@ -376,7 +376,6 @@ CASES = "autofill_noplatform/ensemble"
 
 def repository_problem(folder: Path) -> str | None:
     """What is wrong with the ensembles of a repository of configurations, as a server would find it."""
-    pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     configs = {
         path.parent.name: text_format.Parse(path.read_text(), pb.ModelConfig()) for path in folder.rglob("config.pbtxt")
     }

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 import pytest
 from google.protobuf import text_format
 from histories import HISTORIES
+from tritonclient.grpc import model_config_pb2 as pb
 
 from workbench.errors import ConfigError, InvalidRequest
 from workbench.scheduling import (
@@ -82,7 +83,6 @@ def test_4_1_another_form_of_the_option_is_refused(text: str) -> None:
 
 @pytest.mark.rule("4.2a")
 def test_4_2_needs_and_priority_are_read_from_the_instance_group() -> None:
-    pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     text = """rate_limiter { priority: 2 resources [ { name: "A" count: 3 }, { name: "B" global: true count: 1 } ] }"""
     group = text_format.Parse(text, pb.ModelInstanceGroup())
     assert rate_limiter_needs(group, 1) == ((ResourceNeed("A", 3, 1), ResourceNeed("B", 1, None)), 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
 from workbench.errors import ConfigError
 from workbench.scheduling import (
@@ -32,7 +33,6 @@ control_input [
 
 
 def parsed(text: str, more: str = "") -> SequenceSettings:
-    pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     whole = f'name: "m" max_batch_size: 4 {more} sequence_batching {{ {text} }}'
     return sequence_settings_from_config(text_format.Parse(whole, pb.ModelConfig()))
 
@@ -75,8 +75,6 @@ def test_without_a_strategy_it_is_direct_and_the_idle_time_a_second() -> None:
 
 @pytest.mark.rule("1.1a", "1.1b", "1.1c")
 def test_1_1_the_scheduler_is_chosen_by_the_configuration() -> None:
-    pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
-
     def made(text: str) -> Scheduler:
         message = text_format.Parse(f"max_batch_size: 4 {text}", pb.ModelConfig())
         return make_scheduler(scheduler_settings(message, hold_until_queued=2, hold_until_backlog=1), first_batch_seq=7)

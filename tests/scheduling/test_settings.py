@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
 from workbench.scheduling import BatcherSettings, QueuePolicy, settings_from_config
 
@@ -21,7 +22,6 @@ dynamic_batching {
 
 
 def parsed(text: str) -> BatcherSettings:
-    pb = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     return settings_from_config(text_format.Parse(text, pb.ModelConfig()))
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient import http
+from tritonclient.http import aio
 
 from workbench.server import RunningServer
-
-http = pytest.importorskip("tritonclient.http")
-aio = pytest.importorskip("tritonclient.http.aio")
 
 
 @pytest.fixture
