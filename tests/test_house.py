@@ -233,3 +233,8 @@ def test_a_room_does_not_hide_the_verb_of_its_name() -> None:
         "assert callable(wb.export) and not isinstance(wb.export, type(wb)), wb.export\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_completion_offers_what_is_public() -> None:
+    offered = {name for name in dir(workbench) if not name.startswith("__")}
+    assert offered == {name for name in workbench.__all__ if not name.startswith("__")}

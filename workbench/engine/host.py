@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from workbench.backends.base import LogLevel
 from workbench.clock import Clock
-from workbench.errors import InvalidRequest, NotReady, WorkbenchError
+from workbench.errors import InternalError, NotReady, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ModelHost:
             if call is not None:
                 nested.end(call)
             known = raised if isinstance(raised, WorkbenchError) else None
-            error = known or InvalidRequest(f"{type(raised).__name__}: {raised}")
+            error = known or InternalError(f"{type(raised).__name__}: {raised}")
             response = InferenceResponse(request.model_name, request.model_version, request.id, error=error)
             self._core.loop.call_soon(on_response, response)
             return lambda: None
