@@ -91,9 +91,10 @@ def stats(engine: InferenceEngine, model: str) -> dict[str, Any]:
 
 
 def sizes(engine: InferenceEngine, model: str) -> list[int]:
-    """Rows of the executed batches, in their order."""
+    """Rows of the executed batches in the order in which they were formed, which is not that of their ends."""
     batches = engine.records.read().batches
-    return [int(rows) for rows, name in zip(batches["rows"], batches["model"], strict=True) if name == model]
+    found = zip(batches["batch_seq"], batches["rows"], batches["model"], strict=True)
+    return [int(rows) for _, rows, name in sorted(found) if name == model]
 
 
 def metric(url: str, name: str, **labels: str) -> float:
