@@ -14,7 +14,8 @@ from workbench.backends.base import Instance, InstanceSpec, LoadedModel, ModelCo
 from workbench.backends.python_convert import NUMBERS
 from workbench.backends.python_environment import ENVIRONMENTS
 from workbench.backends.python_launch import Child, Keeper, exit_text
-from workbench.backends.python_process import ProcessInstance, ProcessOptions
+from workbench.backends.python_options import ProcessOptions
+from workbench.backends.python_process import ProcessInstance
 from workbench.backends.python_questions import Questions
 from workbench.backends.python_thread import ThreadInstance
 from workbench.errors import BackendError, Code, InstanceDied

@@ -22,12 +22,10 @@ from typing import IO, Any
 
 from workbench.backends.base import BackendHost, InstanceSpec, LogLevel
 from workbench.backends.host_policy import HostPolicy
-from workbench.clock import Clock
+from workbench.backends.python_output import LineForwarder
 from workbench.errors import BackendError, WorkbenchError
 
 CHILD_FILE = Path(__file__).parent / "_child" / "main.py"
-LINES_PER_SECOND = 200
-LINE_LIMIT = 8192
 
 
 class Child:
@@ -73,42 +71,6 @@ def exit_text(code: int | None) -> str:
         except ValueError:
             return f"was killed by signal {-code}"
     return f"exited with code {code}"
-
-
-class LineForwarder:
-    """Turns a stream's bytes into log lines: a bounded number a second, each of a bounded length."""
-
-    def __init__(self, log: Callable[[LogLevel, str], None], level: LogLevel, clock: Clock) -> None:
-        self._log = log
-        self._level: LogLevel = level
-        self._clock = clock
-        self._rest = b""
-        self._tokens = float(LINES_PER_SECOND)
-        self._refilled = clock()
-        self._dropped = 0
-
-    def feed(self, data: bytes) -> None:
-        """Takes what was read; b"" at the end of the stream."""
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()[:LINE_LIMIT] if data else b""
-        if not data and lines and not lines[-1]:
-            lines.pop()
-        now = self._clock()
-        self._tokens = min(LINES_PER_SECOND, self._tokens + (now - self._refilled) * LINES_PER_SECOND / 1e9)
-        self._refilled = now
-        room = int(self._tokens)
-        shown, dropped = lines[:room], len(lines) - room
-        self._tokens -= len(shown)
-        if shown and self._dropped:
-            self._log("warning", f"{self._dropped} lines of output were dropped")
-            self._dropped = 0
-        for line in shown:
-            if text := line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r"):
-                self._log(self._level, text)
-        self._dropped += max(0, dropped)
-        if not data and self._dropped:
-            self._log("warning", f"{self._dropped} lines of output were dropped")
-            self._dropped = 0
 
 
 class Keeper:

@@ -5,50 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any, Literal
 
 from workbench.backends._child import wire
 from workbench.backends.base import Execution, InstanceSpec, ModelContext, Traffic
+from workbench.backends.python_calls import ProcessCalls
 from workbench.backends.python_channel import ServerChannel
-from workbench.backends.python_convert import (
-    answer_head,
-    infer_nested,
-    mixed_answers,
-    nested_request,
-    pack_requests,
-    uniform_answers,
-    unpack_tensors,
-)
+from workbench.backends.python_flights import Flights
 from workbench.backends.python_launch import Child, Keeper, exit_text
-from workbench.backends.python_questions import Answer, Questions
-from workbench.errors import BackendError, InstanceDied, WorkbenchError
-from workbench.protocol.tensors import InferenceResponse
-
-_NO_BOUND = 1 << 60
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessOptions:
-    """How a model's processes are run; times in seconds.
-
-    ``restarts`` is how often in a row a process is started again that died within ``settled_s`` of its start without
-    having executed a batch; the first restart is at once, the next ones wait ``backoff_s``, doubled each time up to
-    ``backoff_limit_s``.
-    """
-
-    interpreter: str
-    setup: Mapping[str, Any] = field(default_factory=dict)
-    finalize_s: float = 30.0
-    terminate_s: float = 2.0
-    restarts: int = 5
-    settled_s: float = 30.0
-    backoff_s: float = 0.25
-    backoff_limit_s: float = 10.0
+from workbench.backends.python_options import ProcessOptions
+from workbench.backends.python_questions import Questions
+from workbench.errors import BackendError, InstanceDied
 
 
 class State(Enum):
@@ -59,16 +29,6 @@ class State(Enum):
     DOWN = "down"
     GONE = "gone"
     CLOSING = "closing"
-
-
-@dataclass(slots=True)
-class Flight:
-    """A batch in the process, until its last request is answered."""
-
-    execution: Execution
-    open: set[int]
-    finished: bool = False
-    taken: dict[int, int] = field(default_factory=dict)
 
 
 class ProcessInstance:
@@ -92,10 +52,9 @@ class ProcessInstance:
         self._pidfd = -1
         self._spawning: Future[Child] | None = None
         self._opened: Future[None] | None = None
-        self._flights: dict[int, Flight] = {}
-        self._next = 0
+        self._flights = Flights(context, spec.name, self._send_frame)
         self._waiting: deque[Execution] = deque()
-        self._calls: dict[int, Callable[[], None]] = {}
+        self._calls: ProcessCalls | None = None
         self._questions = Questions(context.host, spec.name)
         self._failures = 0
         self._ready_at = 0
@@ -185,37 +144,18 @@ class ProcessInstance:
     def start(self, execution: Execution) -> None:
         """Sends a batch to the process; one that comes while the process is restarted waits."""
         if self._state is State.READY:
-            self._send(execution)
+            self._flights.start(execution)
         elif self._state in (State.GONE, State.CLOSING):
             execution.finish(InstanceDied(self._dead_text, where=self._spec.name))
         else:
             self._waiting.append(execution)
 
-    def _send(self, execution: Execution) -> None:
-        assert self._channel is not None
-        head, packer = pack_requests(execution.requests)
-        number = self._next = self._next + 1
-        flight = self._flights[number] = Flight(execution, set(range(head[0])))
-        if self._context.config.model_transaction_policy.decoupled:
-            execution.taken = lambda index, over: self._taken(number, flight, index, over)
-        self._channel.send(wire.EXECUTE, (number, *head), packer)
-
-    def _taken(self, number: int, flight: Flight, index: int, over: bool) -> None:
-        """Responses of a request have been taken: the process may send as many more; it is told of several at once."""
-        if self._flights.get(number) is not flight or index not in flight.open:
-            return  # it has sent its last one
-        count = flight.taken.get(index, 0) + 1
-        if not over and count < wire.RESPONSE_WINDOW // 2:
-            flight.taken[index] = count
-            return
-        flight.taken[index] = 0
-        self._send_frame(wire.TAKEN, (number, index, _NO_BOUND if over else count))
-
     def _frame(self, frame: wire.Frame) -> None:
         if frame.kind == wire.RESPONSES:
             self._responses(frame)
         elif frame.kind == wire.CALL:
-            self._call(frame)
+            if self._calls is not None:
+                self._calls.take(frame)
         elif frame.kind == wire.LOG:
             level, message = frame.head
             self._log(level, message)
@@ -227,82 +167,9 @@ class ProcessInstance:
             raise wire.ProtocolError(f"a frame of unknown kind {frame.kind}")
 
     def _responses(self, frame: wire.Frame) -> None:
-        number, last, input_end, output_start, error, entries, kinds, back = frame.head
-        flight = self._flights[number]
-        execution = flight.execution
         buffer = self._channel.payload(frame) if frame.slab_id and self._channel is not None else frame.payload
-        if entries is None:
-            answers = uniform_answers(self._context, execution.requests, kinds, buffer)
-        else:
-            answers = mixed_answers(self._context, execution.requests, entries, kinds, buffer)
-        respond, still_open = execution.respond, flight.open
-        for index, response in answers:
-            if index in still_open:
-                if response.final:
-                    still_open.discard(index)
-                respond(index, response)
-        if last:
-            now = self._host.clock()
-            execution.input_end = min(max(input_end, execution.compute_start), now)
-            execution.output_start = min(max(output_start, execution.input_end), now)
-            flight.finished = True
+        if self._flights.responses(frame.head, buffer):
             self._failures = 0  # it works: a request that kills it now and then must not end it for all others
-            if error:
-                flight.open.clear()
-            if back:
-                execution.rescheduled = set(back)
-                still_open.difference_update(back)
-            execution.finish(BackendError(error, where=self._spec.name) if error else None)
-        if flight.finished and not flight.open:
-            self._flights.pop(number).execution.taken = None
-
-    # Nested requests
-
-    def _call(self, frame: wire.Frame) -> None:
-        number, what, arguments = frame.head
-        if what == wire.CANCELLED:
-            batch, index = arguments
-            flight = self._flights.get(batch)
-            gone = flight is None or flight.execution.is_cancelled(index)
-            self._send_frame(wire.ANSWER, (number, gone))
-        elif what == wire.ASK:
-            operation, given = arguments
-            self._questions.begin(operation, given, partial(self._answer, self._channel, number))
-        elif what == wire.CANCEL:
-            cancel = self._calls.pop(number, None)
-            if cancel is not None:
-                cancel()
-        else:
-            self._infer(number, arguments, frame)
-
-    def _infer(self, number: int, arguments: Any, frame: wire.Frame) -> None:
-        head, numbers, kinds = arguments
-        buffer = self._channel.payload(frame) if self._channel is not None else frame.payload
-        tensors, _ = unpack_tensors(kinds, numbers, buffer, 0)
-        parents = next(iter(self._flights.values())).execution.seqs if len(self._flights) == 1 else ()
-        request = nested_request(head, tensors, parents[0] if parents else -1)
-        channel = self._channel
-
-        def answer(response: InferenceResponse) -> None:
-            if response.final:
-                self._calls.pop(number, None)
-            if self._channel is channel:
-                packer = wire.Packer()
-                self._send_frame(wire.ANSWER, (number, *answer_head(request.model_name, response, packer)), packer)
-
-        self._calls[number] = lambda: None
-        try:
-            cancel = infer_nested(self._host, head[-1], request, answer)
-        except WorkbenchError as error:
-            answer(InferenceResponse("", 0, error=error))
-            return
-        if number in self._calls:
-            self._calls[number] = cancel
-
-    def _answer(self, channel: ServerChannel | None, number: int, answer: Answer) -> None:
-        """Answers a question; 0 is the number of one that wants no answer."""
-        if number and self._channel is channel:
-            self._send_frame(wire.ANSWER, (number, *answer))
 
     def _send_frame(self, kind: int, head: Any, packer: wire.Packer | None = None) -> None:
         if self._channel is not None:
@@ -316,6 +183,7 @@ class ProcessInstance:
         self._spawning = None
         self._child = child
         self._channel = ServerChannel(self._loop, child.sock, self._frame, self._ended, self._traffic)
+        self._calls = ProcessCalls(self._host, self._flights, self._channel, self._questions)
         if hasattr(os, "pidfd_open"):
             # the end of the stream may not come: a process that the model forked holds the socket too
             self._pidfd = os.pidfd_open(child.popen.pid)
@@ -336,9 +204,9 @@ class ProcessInstance:
             self._channel.close()
             self._channel = None
         self._questions.close()
-        calls, self._calls = list(self._calls.values()), {}
-        for cancel in calls:
-            cancel()
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
 
     def _ready(self) -> None:
         if self._state is State.CLOSING:
@@ -353,7 +221,7 @@ class ProcessInstance:
             self._log("warning", f"the process of '{self._spec.name}' runs again (pid {self.pid})")
             self._host.instance_state(self._spec.label, True, "restarted")
         while self._waiting and self._state is State.READY:
-            self._send(self._waiting.popleft())
+            self._flights.start(self._waiting.popleft())
 
     def _failed_to_open(self, text: str) -> None:
         if self._opened is not None:
@@ -439,16 +307,7 @@ class ProcessInstance:
         self._keeper.run(reap)
 
     def _fail_flights(self) -> None:
-        flights, self._flights = list(self._flights.values()), {}
-        for flight in flights:
-            error = InstanceDied(self._dead_text, where=self._spec.name)
-            if not flight.finished:
-                flight.execution.finish(error)
-                continue
-            for index in sorted(flight.open):
-                flight.execution.respond(
-                    index, InferenceResponse(self._context.name, self._context.version, error=error, final=True)
-                )
+        self._flights.fail(InstanceDied(self._dead_text, where=self._spec.name))
 
     def _fail_waiting(self) -> None:
         while self._waiting:
