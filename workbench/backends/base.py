@@ -119,7 +119,7 @@ class BackendHost(Protocol):
         """
 
     async def is_model_ready(self, name: str, version: int) -> bool:
-        """Whether a model version serves, -1 for the latest; on the loop."""
+        """Whether a model version is ready, -1 for the latest; on the loop."""
 
 
 @dataclass(slots=True)
@@ -226,8 +226,19 @@ class Traffic:
             self.copied += size
 
 
+class Readiness(Protocol):
+    """An instance's own word on whether it is ready."""
+
+    async def why_not(self) -> str:
+        """Why it is not ready, "" where it is. On the loop; must end by itself, whatever the model does."""
+
+
 class ThreadInstance(Protocol):
-    """An instance that executes on a thread of its own."""
+    """An instance that executes on a thread of its own.
+
+    An instance of either kind may have ``readiness``, a ``Readiness`` or None: where it is None or missing, an instance
+    that lives is ready.
+    """
 
     kind: Literal["thread"]
 

@@ -18,6 +18,7 @@ from workbench.backends.python_flights import Flights
 from workbench.backends.python_launch import Child, Keeper, exit_text
 from workbench.backends.python_options import ProcessOptions
 from workbench.backends.python_questions import Questions
+from workbench.backends.python_readiness import ProcessReadiness
 from workbench.errors import BackendError, InstanceDied
 
 
@@ -56,6 +57,7 @@ class ProcessInstance:
         self._waiting: deque[Execution] = deque()
         self._calls: ProcessCalls | None = None
         self._questions = Questions(context.host, spec.name)
+        self.readiness: ProcessReadiness | None = None
         self._failures = 0
         self._ready_at = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -160,6 +162,8 @@ class ProcessInstance:
             level, message = frame.head
             self._log(level, message)
         elif frame.kind == wire.READY:
+            for fd in frame.fds:  # the model has an is_ready
+                self.readiness = ProcessReadiness(self._host, self._context.name, self._spec.name, fd, self._traffic)
             self._ready()
         elif frame.kind == wire.FAILED:
             self._failed_to_open(frame.head[0])
@@ -204,6 +208,9 @@ class ProcessInstance:
             self._channel.close()
             self._channel = None
         self._questions.close()
+        if self.readiness is not None:
+            self.readiness.close()
+            self.readiness = None
         if self._calls is not None:
             self._calls.close()
             self._calls = None

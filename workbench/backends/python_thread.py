@@ -40,6 +40,7 @@ from workbench.backends.python_convert import (
     request_fields,
 )
 from workbench.backends.python_questions import Questions
+from workbench.backends.python_readiness import ThreadReadiness
 from workbench.errors import BackendError, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, Tensor, as_bytes_array
 from workbench.protocol.tensors import InferenceResponse as ProtocolResponse
@@ -179,6 +180,7 @@ class ThreadInstance:
         self._module = pb_utils.build(self._runtime, str(context.version_dir))
         self._space = ModelSpace(self._module, places)
         self._runner = Runner(args, str(path), lambda: self._space.load(path))
+        self.readiness: ThreadReadiness | None = None
         self._bound: Any = pb_utils.identify(self._module, *self._runner.identity)
 
     def open(self) -> None:
@@ -192,6 +194,9 @@ class ThreadInstance:
         except BaseException as error:
             self._space.close()
             raise BackendError(describe(error), where=self._runner.instance) from error
+        if self._runner.can_be_asked:
+            context = self._context
+            self.readiness = ThreadReadiness(context.host, context.name, self._runner.instance, self._runner)
 
     def execute(self, execution: Execution) -> None:
         """Runs a batch; returns when every request is answered (decoupled: when the model's execute has returned)."""
@@ -228,6 +233,9 @@ class ThreadInstance:
 
     def close(self) -> None:
         """Calls the model's ``finalize`` and takes its modules away."""
+        if self.readiness is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                self._context.host.loop.call_soon_threadsafe(self.readiness.close)
         text = self._runner.finalize()
         if text:
             self._runtime.log("error", f"finalize of '{self._runner.instance}' failed: {text}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import workbench.engine.questions as questions
 from workbench.clock import wall_ms
 from workbench.engine.options import ConfigState
+from workbench.engine.readiness import Ready, model_ready, server_ready, settled
 from workbench.engine.running import RunningEngine
 from workbench.engine.snapshot import EngineSnapshot, version_snapshot
-from workbench.errors import WorkbenchError
+from workbench.errors import NotReady, WorkbenchError
 from workbench.repository.models import list_models
 
 
@@ -21,16 +23,61 @@ class AskedEngine(RunningEngine):
         return self._running
 
     def is_ready(self) -> bool:
-        """Whether the server is ready, by ``strict_readiness`` (7.14)."""
-        if not self._running or self._stopping or self._starting:
-            return False
-        return self._ask(lambda: self._lifecycle.is_ready(self.options.strict_readiness))
+        """Whether the server is ready, by ``strict_readiness`` (7.14); models are asked as by ``is_model_ready``.
+
+        Raises:
+            InvalidRequest: called on the loop, where a model is to be asked.
+        """
+        return self._settled(self._server_ready)
 
     def is_model_ready(self, name: str, version: int = -1) -> bool:
-        """Whether a model version serves; False for one that is not known (15.3)."""
+        """Whether a model version is ready; False for one that is not known (15.3).
+
+        A Python model that has an ``is_ready`` is asked, so this takes as long as it takes, 5 s an instance at most.
+        On the loop that is for ``is_model_ready_async``.
+
+        Raises:
+            InvalidRequest: called on the loop, and the model is to be asked.
+        """
+        return self._settled(lambda: self._model_ready(name, version))
+
+    async def is_ready_async(self) -> bool:
+        """As ``is_ready``. On the loop, which goes on meanwhile."""
+        return await settled(self._server_ready())
+
+    async def is_model_ready_async(self, name: str, version: int = -1) -> bool:
+        """As ``is_model_ready``. On the loop, which goes on meanwhile."""
+        return await settled(self._model_ready(name, version))
+
+    def serves(self, name: str, version: int = -1) -> bool:
+        """Whether a model version is loaded and takes requests; nobody is asked."""
+
+        def found() -> bool:
+            try:
+                return self._lifecycle.lookup(name, version) is not None
+            except WorkbenchError:
+                return False
+
+        return self._running and self._ask(found)
+
+    def _server_ready(self) -> Ready:
+        if not self._running or self._stopping or self._starting:
+            return False
+        return server_ready(self._lifecycle, self.options.strict_readiness)
+
+    def _model_ready(self, name: str, version: int) -> Ready:
         if not self._running or self._stopping:
             return False
-        return self._ask(lambda: self._lifecycle.model_ready(name, version))
+        return model_ready(self._lifecycle, name, version)
+
+    def _settled(self, ask: Callable[[], Ready]) -> bool:
+        ready = self._ask(ask) if self._running else False
+        if isinstance(ready, bool):
+            return ready
+        try:
+            return self._run(ready)
+        except NotReady:  # it ended meanwhile
+            return False
 
     def repository_index(self, ready: bool = False) -> list[dict[str, str]]:
         """Name, version, state and reason of every known version (7.13).

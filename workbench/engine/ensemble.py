@@ -163,11 +163,6 @@ class EnsembleVersion(ModelVersion):
             CancelStep: self._cancel_step, Hold: self._hold, Resume: self._resume, _StepCall: self._take_kept,
         }  # fmt: skip
 
-    @property
-    def healthy(self) -> bool:
-        """An ensemble that is loaded serves; its steps answer for themselves."""
-        return True
-
     # ---- requests
 
     def accept(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:

@@ -34,8 +34,8 @@ class Control(Protocol):
     def is_decoupled(self, name: str, version: int) -> bool:
         """Whether a model that serves is decoupled."""
 
-    def model_ready(self, name: str, version: int) -> bool:
-        """Whether a model version serves, -1 for the latest."""
+    async def is_model_ready(self, name: str, version: int) -> bool:
+        """Whether a model version is ready, -1 for the latest."""
 
 
 class ModelHost:
@@ -97,8 +97,8 @@ class ModelHost:
             raise NotReady(NOT_EXPLICIT)
 
     async def is_model_ready(self, name: str, version: int) -> bool:
-        """Whether a model version serves."""
-        return self._control.model_ready(name, version)
+        """Whether a model version is ready; its ``is_ready`` is asked where it has one."""
+        return await self._control.is_model_ready(name, version)
 
     def _tell(self, instance: str, healthy: bool, why: str, gone: bool) -> None:
         if self.model is not None:

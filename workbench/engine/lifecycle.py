@@ -27,6 +27,7 @@ from workbench.engine.prepare import (
     poll_config,
     read_document,
 )
+from workbench.engine.readiness import model_ready, settled
 from workbench.engine.sequences import make_version
 from workbench.errors import ConfigError, InternalError, InvalidRequest, LoadFailed, NotFound, WorkbenchError
 from workbench.repository.files import write_override_files
@@ -57,13 +58,9 @@ class Lifecycle:
         """See ``entry.lookup``."""
         return lookup(self.entries, name, version)
 
-    def model_ready(self, name: str, version: int) -> bool:
-        """Whether a model version serves; False for one that is not known (15.3)."""
-        try:
-            model = self.lookup(name, version)
-        except WorkbenchError:
-            return False
-        return model.healthy
+    async def is_model_ready(self, name: str, version: int) -> bool:
+        """Whether a model version is ready; see ``engine.readiness``."""
+        return await settled(model_ready(self, name, version))
 
     def is_decoupled(self, name: str, version: int) -> bool:
         """Whether a model version that serves is decoupled."""
@@ -437,18 +434,6 @@ class Lifecycle:
                     row["reason"] = slot.reason
                 rows.append(row)
         return rows
-
-    def is_ready(self, strict: bool) -> bool:
-        """Whether every known version is READY or was unloaded on purpose (7.14)."""
-        if not strict:
-            return True
-        for entry in self.entries.values():
-            if entry.poll_error and not entry.versions:
-                return False
-            for slot in entry.versions.values():
-                if slot.state != "READY" and slot.reason != "unloaded":
-                    return False
-        return True
 
     # ---- start and stop
 

@@ -118,12 +118,12 @@ class ModelVersion:
 
     def instance_state(self, name: str, healthy: bool, why: str, gone: bool) -> None:
         """A loop instance's process died or is back."""
-        for slot in self.slots:
+        for slot in (*self.slots, *self.passive):
             if slot.spec.label == name:
                 slot.healthy, slot.why, slot.gone = healthy, why, gone and not healthy
                 if slot in self._idle and not healthy:
                     self._idle.remove(slot)
-                elif healthy and slot.run is None and slot not in self._idle:
+                elif healthy and slot.ready and slot.run is None and slot not in self._idle:
                     self._idle.append(slot)
                 self.core.events.append(
                     "instance", self.name, why, level="info" if healthy else "error", instance=name, healthy=healthy
@@ -134,11 +134,6 @@ class ModelVersion:
         self.plan()
 
     # ---- requests
-
-    @property
-    def healthy(self) -> bool:
-        """Whether an instance can run requests."""
-        return any(slot.healthy for slot in self.slots)
 
     @property
     def pending(self) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from workbench.engine.host import NOT_EXPLICIT
-from workbench.errors import InternalError, InvalidRequest, NotFound, NotReady, Unsupported, WorkbenchError
+from workbench.errors import InternalError, InvalidRequest, NotFound, NotReady, Unsupported
 from workbench.protocol import json_data as js
 from workbench.protocol.http_codec import SHARED_MEMORY_DISABLED, json_too_large
 from workbench.server.generate import GenerateEndpoint
@@ -62,7 +62,7 @@ class KServeApi:
         self.tracing = TraceSettings()
         self.infer = InferEndpoint(engine, options.max_input_size)
         self.generate = GenerateEndpoint(engine, options.max_input_size)
-        self.wire = WireCounts(engine.is_model_ready)
+        self.wire = WireCounts(engine.serves)
         self.exiting = False
         self._guard = HostGuard(options.http_address, options.allowed_hosts)
         self._routes: dict[bytes, Handler] = {}
@@ -169,18 +169,31 @@ class KServeApi:
     # -- health and metadata ------------------------------------------------------------------------------------------
 
     def _live(self, exchange: Exchange) -> None:
-        self._health(exchange, self.engine.is_live)
+        if self._may_ask_health(exchange):
+            exchange.respond(200 if self.engine.is_live() else 400)
 
     def _ready(self, exchange: Exchange) -> None:
-        self._health(exchange, self.engine.is_ready)
+        if self._may_ask_health(exchange):
+            self._when_known(exchange, self.engine.is_ready_async(), lambda: exchange.respond(400))
 
-    def _health(self, exchange: Exchange, check: Callable[[], bool]) -> None:
+    def _may_ask_health(self, exchange: Exchange) -> bool:
         if not _is(exchange, b"GET"):
-            return
+            return False
         if self.exiting:
             exchange.error(503, "Server exiting")
-            return
-        exchange.respond(200 if check() else 400)
+            return False
+        return True
+
+    def _when_known(self, exchange: Exchange, ready: Coroutine[Any, Any, bool], not_ready: Callable[[], None]) -> None:
+        """Answers a question of readiness: a Python model that is asked takes its time, and the loop goes on."""
+
+        async def finish() -> None:
+            if await ready:
+                exchange.respond(200)
+            else:
+                not_ready()
+
+        self._spawn(exchange, finish())
 
     def _server_metadata(self, exchange: Exchange) -> None:
         if _is(exchange, b"GET"):
@@ -189,14 +202,8 @@ class KServeApi:
     def _model_ready(self, exchange: Exchange, model: str, version: int) -> None:
         if not _is(exchange, b"GET"):
             return
-        try:
-            ready = self.engine.is_model_ready(model, version)
-        except WorkbenchError:
-            ready = False
-        if ready:
-            exchange.respond(200)
-        else:
-            exchange.error(400, "Model version not ready")
+        asked = self.engine.is_model_ready_async(model, version)
+        self._when_known(exchange, asked, lambda: exchange.error(400, "Model version not ready"))
 
     def _model_metadata(self, exchange: Exchange, model: str, version: int) -> None:
         if _is(exchange, b"GET"):
@@ -277,16 +284,22 @@ class KServeApi:
         """Answers when ``work`` is done: empty, or what ``encode`` makes of its result as JSON."""
 
         async def finish() -> None:
+            result = await work
+            if encode is None:
+                exchange.respond(200, b"", JSON)
+            else:
+                exchange.json(encode(result))
+
+        self._spawn(exchange, finish())
+
+    def _spawn(self, exchange: Exchange, answering: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
             try:
-                result = await work
-                if encode is None:
-                    exchange.respond(200, b"", JSON)
-                else:
-                    exchange.json(encode(result))
+                await answering
             except Exception as error:  # the answer, whatever it is: the server stays up
                 exchange.fail(error)
 
-        task = exchange.loop.create_task(finish())
+        task = exchange.loop.create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -309,10 +322,7 @@ class KServeApi:
         exchange.json(self.tracing.current(model))
 
     def _knows(self, model: str) -> bool:
-        try:
-            return self.engine.is_model_ready(model)
-        except NotFound:
-            return False
+        return self.engine.serves(model)
 
     def _shared_memory(self, exchange: Exchange, system: bool, region: str, action: str) -> None:
         if not _is(exchange, b"GET" if action == "status" else b"POST"):

@@ -103,6 +103,11 @@ class Channel:
 
     # Frames
 
+    def send_fd(self, kind: int, head: Any, fd: int) -> None:
+        """Sends a frame with a descriptor. Thread-safe."""
+        with self._send_lock:
+            self._send(wire.encode(kind, (self._slabs.outgoing(), head), fds=1), fd)
+
     def send(self, kind: int, head: Any, packer: wire.Packer | None = None) -> None:
         """Sends a frame; a large payload goes through a slab. Thread-safe, blocks while the server does not read."""
         with self._send_lock:

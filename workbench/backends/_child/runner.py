@@ -15,6 +15,7 @@ from time import monotonic_ns  # noqa: TID251 - another interpreter may run this
 from types import ModuleType
 from typing import Any
 
+from workbench.backends._child.coroutines import SharedLoop
 from workbench.backends._child.model_config import ModelConfig
 from workbench.backends._child.replies import DECOUPLED_HINT, Batch, Reply, prune
 from workbench.backends._child.tensors import InferenceResponse, TritonModelException
@@ -23,7 +24,9 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 _ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 # Frames of the workbench itself are left out of a model's traceback, as Triton's C++ is.
 _OURS = (_ROOT if os.path.basename(_ROOT) == "workbench" else _HERE) + os.sep  # noqa: PTH119
-_BORDERS = frozenset(("load", "initialize", "auto_complete", "execute", "finalize"))
+_BORDERS = frozenset(("load", "initialize", "auto_complete", "execute", "finalize", "check_ready"))
+_MISSING: Any = object()
+NOT_BOOLEAN = "is_ready() must return a boolean value"
 
 
 class ModelError(Exception):
@@ -77,7 +80,8 @@ class Runner:
         self.on_error: Callable[[BaseException], None] | None = None  # is told what execute raised, as it is
         self._model: Any = None
         self._execute: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: SharedLoop | None = None
+        self._loop_lock = threading.Lock()
 
     def initialize(self) -> None:
         """Imports the file, makes the model and calls its ``initialize``. What goes wrong is raised as it is."""
@@ -118,6 +122,29 @@ class Runner:
             if self._loop is not None:
                 self._loop.close()
         return ""
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether the initialized model says itself whether it is ready."""
+        return hasattr(self._model, "is_ready")
+
+    def check_ready(self) -> tuple[bool, str]:
+        """What the model's ``is_ready`` says, and the text of what is wrong with it, "" for nothing.
+
+        Called while ``execute`` may run, from another thread. A model that has lost its ``is_ready`` is ready.
+        """
+        try:
+            function = getattr(self._model, "is_ready", _MISSING)
+            if function is _MISSING:
+                return True, ""
+            result = function()
+            if asyncio.iscoroutine(result):
+                result = self._run(result)
+            if not isinstance(result, bool):
+                raise ModelError(NOT_BOOLEAN)
+            return result, ""
+        except BaseException as error:
+            return False, describe(error)
 
     def execute(self, requests: list[Any], batch: Batch) -> None:
         """Runs a batch; answers go through ``batch``. Raises nothing."""
@@ -229,13 +256,10 @@ class Runner:
             ) from None
 
     def _run(self, awaitable: Any) -> Any:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(_as_coroutine(awaitable))
-
-
-async def _as_coroutine(awaitable: Any) -> Any:
-    return await awaitable
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = SharedLoop()
+        return self._loop.run(awaitable)
 
 
 class Threads:

@@ -14,6 +14,7 @@ from typing import Any
 
 from workbench.backends._child import pb_utils, wire
 from workbench.backends._child.channel import Channel, received
+from workbench.backends._child.readiness import answer_checks
 from workbench.backends._child.replies import Batch, Reply
 from workbench.backends._child.runner import ModelError, Runner, describe
 from workbench.backends._child.tensors import InferenceResponse, Tensor
@@ -110,7 +111,11 @@ def serve(fd: int) -> int:
     except BaseException as error:
         channel.send(wire.FAILED, (describe(error),))
         _leave()
-    channel.send(wire.READY, "")
+    if runner.can_be_asked:
+        with answer_checks(runner) as theirs:
+            channel.send_fd(wire.READY, "", theirs.fileno())
+    else:
+        channel.send(wire.READY, "")
     gc.freeze()  # what the model has loaded stays: full collections need not look at it again and again
     bound = pb_utils.identify(module, *runner.identity)
     while True:

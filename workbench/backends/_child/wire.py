@@ -33,6 +33,9 @@ SETUP, EXECUTE, ANSWER, FINALIZE, TAKEN = 1, 2, 3, 4, 5
 # model to server
 READY, FAILED, RESPONSES, CALL, LOG, FREED = 11, 12, 13, 14, 15, 16
 
+# on a socket of its own: whether the model is ready, and what its is_ready says
+CHECK, CHECKED = 21, 22
+
 # what a CALL asks for
 INFER, CANCELLED, CANCEL, ASK = 1, 2, 3, 4
 
