@@ -18,6 +18,9 @@ from workbench.profiling import ServerTarget
 Script = Callable[[int], float]
 """From the number of a request to its latency in seconds; a negative one is an error after its absolute value."""
 
+Stream = Callable[[int], Sequence[float | str]]
+"""From the number of a request to the gaps before its responses in seconds; a text is an error in place of one."""
+
 INPUTS = {"X": np.zeros((1, 4), np.float32)}
 ERROR = "scripted failure"
 
@@ -32,11 +35,13 @@ class ScriptedServer:
             "max_batch_size": 8,
             "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [4]}],
         }
+        self.stream: Stream = lambda n: ()
         self.has_statistics = statistics
         self.success = self.fail = self.received = 0
         self.busy_ns = 0
         self.stall_until = 0.0
         self.bodies: set[bytes] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self._ready = threading.Event()
         self._loop = uvloop.new_event_loop()
@@ -60,6 +65,8 @@ class ScriptedServer:
         self._server.close()
         for connection in list(self._connections):
             connection.transport.abort()
+        for task in self.tasks:
+            task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
@@ -124,10 +131,18 @@ class _Connection(asyncio.Protocol):
                 self._inferred(begin, delay)
             else:
                 server._loop.call_later(wait, self._inferred, begin, delay)
+        elif url.endswith("/generate_stream"):
+            server.received += 1
+            server.bodies.add(self.body)
+            task = server._loop.create_task(self._streamed(server.stream(server.received - 1)))
+            server.tasks.add(task)
+            task.add_done_callback(server.tasks.discard)
         elif url.endswith("/config"):
             self._answer(server.config)
         elif url.endswith("/stats") and server.has_statistics:
             self._answer(server.statistics())
+        elif url == "/v2/models/m":
+            self._answer({"name": "m", "inputs": [{"name": "X", "datatype": "FP32", "shape": [-1, 4]}]})
         elif url == "/v2":
             self._answer({"name": "scripted", "version": "1", "extensions": ["statistics"]})
         else:
@@ -145,8 +160,33 @@ class _Connection(asyncio.Protocol):
             server.busy_ns += time.monotonic_ns() - begin
             self._answer({"model_name": "m", "model_version": "1", "outputs": []})
 
+    async def _streamed(self, gaps: Sequence[float | str]) -> None:
+        begin = time.monotonic()
+        head = "HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        failed = False
+        for index, gap in enumerate(gaps):
+            event: dict[str, Any] = {"model_name": "m", "token": index}
+            if isinstance(gap, str):
+                failed, event = True, {"error": gap}
+            else:
+                await asyncio.sleep(gap)
+            data = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+            if failed and index == 0:
+                self.server.fail += 1
+                self._send(data, 400)
+                return
+            for part in (data[:9], data[9:]):  # an event may come in pieces
+                self.transport.write(head.encode() + b"%x\r\n%b\r\n" % (len(part), part))
+                head = ""
+        self.server.success += not failed
+        self.server.fail += failed
+        self.server.busy_ns += int((time.monotonic() - begin) * 1e9)
+        self.transport.write(head.encode() + b"0\r\n\r\n")
+
     def _answer(self, value: Any, status: int = 200) -> None:
-        body = json.dumps(value).encode()
+        self._send(json.dumps(value).encode(), status)
+
+    def _send(self, body: bytes, status: int) -> None:
         head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self.transport.write(head.encode() + body)
 

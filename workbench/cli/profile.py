@@ -12,6 +12,7 @@ from workbench.cli.targets import (
     load_options,
     open_server,
     point_cells,
+    print_streams,
     say_reasons,
 )
 
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         from workbench.cli.tables import print_table
 
         print_table(POINT_HEADERS, [point_cells(point) for point in points], title=args.model)
+        print_streams(points)
         say_reasons(points)
         print(f"run {result.run_id}")  # type: ignore[union-attr]
     return 0 if points and all(point.valid and not point.error for point in points) else 1

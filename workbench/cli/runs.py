@@ -45,7 +45,7 @@ def _list(store: RunStore, args: argparse.Namespace) -> int:
 
 def _show(store: RunStore, args: argparse.Namespace) -> int:
     from workbench.cli.tables import print_table
-    from workbench.cli.targets import POINT_HEADERS, point_cells, say_reasons
+    from workbench.cli.targets import POINT_HEADERS, point_cells, print_streams, say_reasons
     from workbench.profiling import Point
     from workbench.profiling.settings import short_name
 
@@ -69,5 +69,6 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
     paths = list(dict.fromkeys(path for point in points for path in point.settings))
     rows = [(*(json.dumps(point.settings.get(path)) for path in paths), *point_cells(point)) for point in points]
     print_table((*map(short_name, paths), *POINT_HEADERS), rows)
+    print_streams(points, paths)
     say_reasons(points)
     return 0

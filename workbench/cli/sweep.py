@@ -13,6 +13,7 @@ from workbench.cli.targets import (
     load_options,
     open_server,
     point_cells,
+    print_streams,
     say_reasons,
 )
 from workbench.errors import InvalidMeasurement
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
         rows = [(*(json.dumps(point.settings.get(path)) for path in grid), *point_cells(point)) for point in points]
         print_table((*map(short_name, grid), *POINT_HEADERS), rows, title=args.model)
+        print_streams(points, tuple(grid))
         say_reasons(points)
         print(f"best: {text}" if choice is not None else text)
         print(f"run {result.run_id}")  # type: ignore[union-attr]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import InvalidRequest, NotFound
@@ -65,6 +66,11 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         "-b", "--batch-size", type=int, default=1, metavar="ROWS", help="rows of a request (default: %(default)s)"
     )
     parser.add_argument(
+        "--streaming",
+        action="store_true",
+        help="send to the endpoint that streams responses and stamp each of them (a decoupled model always)",
+    )
+    parser.add_argument(
         "--warmup",
         type=float,
         default=0.5,
@@ -87,6 +93,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         "batch_size": args.batch_size,
         "warmup_s": args.warmup,
         "seed": args.random_seed,
+        "streaming": args.streaming,
     }
     if args.measurement_interval is not None:
         options["duration_s"] = args.measurement_interval / 1000
@@ -154,6 +161,35 @@ def point_cells(point: Any) -> tuple[Any, ...]:
     compute = point.compute_input_ms + point.compute_infer_ms + point.compute_output_ms
     figures = (point.throughput, point.p50_ms, point.p95_ms, point.p99_ms, point.queue_ms, compute, point.mean_batch)
     return (point.load.label, *figures, point.n, point.failed, point.verdict)
+
+
+_TIMES = ("p50_ms", "p90_ms", "p99_ms", "n")
+
+
+def print_streams(points: Any, paths: Sequence[str] = ()) -> None:
+    """Prints the table of the responses, where points streamed: how many, when the first, how far apart.
+
+    Args:
+        points: of a sweep or profile.
+        paths: the settings that tell them apart.
+    """
+    from workbench.cli.tables import print_table
+    from workbench.profiling.settings import short_name
+
+    heads = [
+        f"{title} {part.replace('_', ' ')}" if part != "n" else "n" for title in ("first", "between") for part in _TIMES
+    ]
+    rows = []
+    for point in points:
+        if point.load.streaming:
+            times = [
+                getattr(point, f"{name}_{part}") for name in ("first_response", "between_responses") for part in _TIMES
+            ]
+            settings = (json.dumps(point.settings.get(path)) for path in paths)
+            rows.append((*settings, point.load.label, point.responses_per_s, point.responses_per_request, *times))
+    if rows:
+        names = (*map(short_name, paths), "load", "responses/s", "a request", *heads)
+        print_table(names, rows, title="responses")
 
 
 def say_reasons(points: Any) -> None:

@@ -46,6 +46,23 @@ class ClientSide:
         return nearest_rank(self.lag_ms, q)
 
 
+def counted_requests(samples: Samples, load: Load) -> NDArray[np.bool_]:
+    """Which requests a point is about, by the rule of ``client_side``; failed ones are among them."""
+    begin, end = samples.window
+    scheduled: NDArray[np.bool_] = samples.scheduled < end
+    if load.kind == "open":
+        counted: NDArray[np.bool_] = scheduled & (samples.scheduled >= begin)
+    else:
+        counted = _ended(samples) | ((samples.done == 0) & scheduled)
+    return counted
+
+
+def _ended(samples: Samples) -> NDArray[np.bool_]:
+    begin, end = samples.window
+    ended: NDArray[np.bool_] = (samples.done >= begin) & (samples.done < end) & (samples.done > 0)
+    return ended
+
+
 def client_side(samples: Samples, load: Load, rows: int) -> ClientSide:
     """Evaluates the stamps of one load point; ``rows`` is the number of inferences in a request.
 
@@ -55,11 +72,8 @@ def client_side(samples: Samples, load: Load, rows: int) -> ClientSide:
     begin, end = samples.window
     seconds = max((end - begin) / 1e9, 1e-9)
     ok = samples.ok
-    ended = (samples.done >= begin) & (samples.done < end) & (samples.done > 0)
-    if load.kind == "open":
-        counted = (samples.scheduled >= begin) & (samples.scheduled < end)
-    else:
-        counted = ended | ((samples.done == 0) & (samples.scheduled < end))
+    ended = _ended(samples)
+    counted = counted_requests(samples, load)
     chosen = counted & ok
     latency = np.sort((samples.done - samples.scheduled)[chosen] / 1e6)
     sent = np.sort((samples.done - samples.sent)[chosen] / 1e6)

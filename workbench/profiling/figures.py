@@ -10,8 +10,10 @@ import numpy as np
 
 from workbench.profiling.client_side import ClientSide
 from workbench.profiling.cpu import CpuReading, cpus_between
+from workbench.profiling.intervals import nearest_rank, quantile
 from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import ServerSide
+from workbench.profiling.stream_side import StreamSide
 from workbench.records import RecordColumns
 
 
@@ -44,6 +46,19 @@ def client_fields(client: ClientSide, samples: Samples) -> dict[str, Any]:
         "lag_p99_ms": client.lag_at(0.99),
         "littles_law": client.littles_law,
     }
+
+
+def stream_fields(side: StreamSide) -> dict[str, Any]:
+    """Times to the first response and between responses, how many and how fast."""
+    fields: dict[str, Any] = {"responses_per_request": side.per_request, "responses_per_s": side.per_second}
+    for name, times in (("first_response", side.first_ms), ("between_responses", side.between_ms)):
+        fields[f"{name}_n"] = len(times)
+        fields[f"{name}_p90_ms"] = nearest_rank(times, 0.9)
+        for part, estimate in (("p50", quantile(times, 0.5)), ("p99", quantile(times, 0.99))):
+            fields[f"{name}_{part}_ms"] = estimate.value
+            fields[f"{name}_{part}_low"] = estimate.low
+            fields[f"{name}_{part}_high"] = estimate.high
+    return fields
 
 
 def server_fields(side: ServerSide | None) -> dict[str, Any]:

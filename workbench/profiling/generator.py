@@ -102,14 +102,16 @@ class _Generator:
 
 
 def _transport_maker(head: dict[str, Any], bodies: list[bytes]) -> MakeTransport:
+    streaming = bool(head["load"]["streaming"])
+
     def make(recorder: Recorder, on_done: Callable[[int, str | None], None]) -> Transport:
         if head["protocol"] == "grpc":
             from workbench.profiling.grpc_load import GrpcTransport
 
-            return GrpcTransport(head["url"], bodies, recorder, on_done)
+            return GrpcTransport(head["url"], bodies, recorder, on_done, streaming=streaming)
         from workbench.profiling.http_load import HttpTransport
 
-        return HttpTransport(head["url"], bodies, recorder, on_done)
+        return HttpTransport(head["url"], bodies, recorder, on_done, streaming=streaming)
 
     return make
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from tritonclient.grpc import service_pb2 as pb
 
 from workbench.client.grpc_client import OPTIONS, grpc_target
 from workbench.client.grpc_codec import SERVICE
@@ -25,8 +26,15 @@ class GrpcTransport:
     """Calls on one or a few channels; a channel takes any number of calls at once."""
 
     def __init__(
-        self, url: str, messages: Sequence[bytes], recorder: Recorder, on_done: Callable[[int, str | None], None]
+        self,
+        url: str,
+        messages: Sequence[bytes],
+        recorder: Recorder,
+        on_done: Callable[[int, str | None], None],
+        *,
+        streaming: bool = False,
     ) -> None:
+        self._streaming = streaming
         self.spare = 0
         self._target, self._tls = grpc_target(url)
         self._messages = messages
@@ -54,9 +62,10 @@ class GrpcTransport:
                 await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
             except TimeoutError:
                 raise OSError(f"no gRPC server at {self._target} within {_CONNECT_S:g} s") from None
-            self._calls.append(
-                channel.unary_unary(f"{SERVICE}/ModelInfer", request_serializer=_same, response_deserializer=_same)
+            make, name = (
+                (channel.stream_stream, "ModelStreamInfer") if self._streaming else (channel.unary_unary, "ModelInfer")
             )
+            self._calls.append(make(f"{SERVICE}/{name}", request_serializer=_same, response_deserializer=_same))
 
     def send(self, number: int, example: int) -> None:
         """Sends a request."""
@@ -67,8 +76,12 @@ class GrpcTransport:
     async def _one(self, number: int, example: int) -> None:
         self._recorder.sent[number] = self._recorder.clock()
         error: str | None = None
+        call = self._calls[number % len(self._calls)]
         try:
-            await self._calls[number % len(self._calls)](self._messages[example], timeout=_CALL_S)
+            if self._streaming:
+                error = await self._stream(call, number, self._messages[example])
+            else:
+                await call(self._messages[example], timeout=_CALL_S)
         except grpc.aio.AioRpcError as problem:
             error = problem.details() or problem.code().name
         except asyncio.CancelledError:
@@ -76,6 +89,17 @@ class GrpcTransport:
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
         self._on_done(number, error)
+
+    async def _stream(self, call: Any, number: int, message: bytes) -> str | None:
+        """One request on a stream of its own, which the server ends behind its last response; gives its error."""
+        error: str | None = None
+        async for response in call(iter((message,)), timeout=_CALL_S):
+            now = self._recorder.clock()
+            said = pb.ModelStreamInferResponse.FromString(response).error_message
+            if not said:
+                self._recorder.respond(number, now)
+            error = error or said or None
+        return error
 
     async def close(self) -> None:
         """Hangs up."""

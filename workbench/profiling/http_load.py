@@ -1,4 +1,8 @@
-"""Sending requests over HTTP as fast as Python can: one protocol object a connection, messages encoded beforehand."""
+"""Sending requests over HTTP as fast as Python can: one protocol object a connection, messages encoded beforehand.
+
+A load that streams posts to ``generate_stream``; each server-sent event is one response, stamped when its last byte is
+here. Events that come in one piece have the same stamp.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,8 @@ OnDone = Callable[[int, str | None], None]
 
 _RETRY_S = 0.05
 _MAX_ERROR_BODY = 8192
+_EVENT = b"data:"
+_ERROR_EVENT = b'data: {"error":'
 
 
 def http_messages(url: str, path: str, requests: Sequence[tuple[dict[str, str], bytes]]) -> list[bytes]:
@@ -89,7 +95,7 @@ class _Connection(asyncio.Protocol):
 def error_text(status: int, body: bytes) -> str:
     """The text of an error answer: Triton's ``{"error": ...}``, or the status where there is none."""
     try:
-        text = orjson.loads(body)["error"]
+        text = orjson.loads(body.removeprefix(_EVENT))["error"]
         if isinstance(text, str) and text:
             return text
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -98,10 +104,43 @@ def error_text(status: int, body: bytes) -> str:
     return f"HTTP status {status}" + (f": {shown}" if shown else "")
 
 
+class _Streamed(_Connection):
+    """One connection whose answers are server-sent events."""
+
+    __slots__ = ("error", "events")
+
+    def __init__(self, owner: HttpTransport) -> None:
+        super().__init__(owner)
+        self.events = b""
+        self.error: str | None = None
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.events, self.error = b"", None
+
+    def on_body(self, part: bytes) -> None:
+        super().on_body(part)
+        if self.body is not None:  # the status is that of an error
+            return
+        *events, self.events = (self.events + part).split(b"\n\n")
+        now = self.owner.recorder.clock()
+        for event in events:
+            if event.startswith(_ERROR_EVENT):
+                self.error = self.error or error_text(200, event)
+            elif event.startswith(_EVENT) and self.number >= 0:
+                self.owner.recorder.respond(self.number, now)
+
+    def _finish(self, error: str | None) -> None:
+        super()._finish(error or self.error)
+
+
 class HttpTransport:
     """A pool of connections that grows whenever a request finds none free."""
 
-    def __init__(self, url: str, messages: Sequence[bytes], recorder: Recorder, on_done: OnDone) -> None:
+    def __init__(
+        self, url: str, messages: Sequence[bytes], recorder: Recorder, on_done: OnDone, *, streaming: bool = False
+    ) -> None:
+        self._protocol = _Streamed if streaming else _Connection
         parts = urlsplit(url)
         self.messages = messages
         self.recorder = recorder
@@ -193,7 +232,9 @@ class HttpTransport:
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._ssl)
+        _, connection = await loop.create_connection(
+            lambda: self._protocol(self), self._host, self._port, ssl=self._ssl
+        )
         if self._closed:
             connection.transport.close()
             return

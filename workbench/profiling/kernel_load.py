@@ -15,6 +15,9 @@ from workbench.profiling.samples import Samples
 from workbench.profiling.target import InKernelTarget
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 
+_Answer = tuple[int, int, str | None, bool]
+"""A request's number, when, its error text, and whether it is the end of the request."""
+
 _PAUSE_NS = 5_000_000
 _TICK_NS = 50_000_000
 
@@ -39,7 +42,7 @@ class KernelLoad:
         self._stop = stop if stop is not None else threading.Event()
         self._clock = clock
         self._recorder = Recorder(clock)
-        self._answers: queue.SimpleQueue[tuple[int, int, str | None]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
         self._later: list[int] = []
         self._offsets = schedule(load).tolist() if load.kind == "open" else []
         self._next = 0
@@ -72,18 +75,21 @@ class KernelLoad:
         request = dataclasses.replace(self._requests[number % len(self._requests)])
         answers, clock = self._answers, self._clock
         first_error: list[str] = []
+        streaming = self._load.streaming
 
         def on_response(response: InferenceResponse) -> None:
             if response.error is not None:
                 first_error.append(response.error.message)
+            elif streaming and (response.outputs or response.parameters):  # else it only says that there are no more
+                answers.put((number, clock(), None, False))
             if response.final:
-                answers.put((number, clock(), first_error[0] if first_error else None))
+                answers.put((number, clock(), first_error[0] if first_error else None, True))
 
         recorder.sent[number] = clock()
         try:
             self._target.submit(request, on_response)
         except Exception as error:
-            answers.put((number, clock(), getattr(error, "message", None) or f"{type(error).__name__}: {error}"))
+            answers.put((number, clock(), getattr(error, "message", None) or f"{type(error).__name__}: {error}", True))
 
     def _until(self, deadline: int) -> None:
         """Sends and receives until a time, or until stopped."""
@@ -117,8 +123,11 @@ class KernelLoad:
                 self._send(due)
         return wake
 
-    def _take(self, answer: tuple[int, int, str | None]) -> None:
-        number, done, error = answer
+    def _take(self, answer: _Answer) -> None:
+        number, done, error, final = answer
+        if not final:
+            self._recorder.respond(number, done)
+            return
         if not self._recorder.finish(number, error):
             return
         self._recorder.done[number] = done

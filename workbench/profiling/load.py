@@ -30,7 +30,8 @@ class Load:
     ``max_duration_s``, 0: twice ``duration_s``) while fewer than ``min_requests`` have been answered in it. With the
     defaults a point takes about 3 s, so a sweep of 12 points stays under a minute. ``batch_size`` is the number of rows
     of one request. After the window answers are awaited for up to ``drain_s``. An open loop holds at most
-    ``max_in_flight`` requests; what would exceed that is counted as failed.
+    ``max_in_flight`` requests; what would exceed that is counted as failed. ``streaming`` sends to the endpoint that
+    gives any number of responses to a request and stamps each of them; a decoupled model is measured so anyway.
 
     Raises:
         InvalidRequest: a value that makes no sense.
@@ -48,6 +49,7 @@ class Load:
     max_duration_s: float = 0.0
     drain_s: float = 10.0
     max_in_flight: int = 4096
+    streaming: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("closed", "open"):

@@ -13,13 +13,14 @@ from workbench.errors import Unsupported
 from workbench.profiling.client_side import client_side
 from workbench.profiling.cpu import CpuReading, read_cpu
 from workbench.profiling.driver import GeneratorProcess, Job
-from workbench.profiling.figures import batch_reasons, client_fields, cpu_fields, server_fields
+from workbench.profiling.figures import batch_reasons, client_fields, cpu_fields, server_fields, stream_fields
 from workbench.profiling.kernel_load import KernelLoad
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs, Prepared, encode, prepare
 from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import Counters, counters, difference
+from workbench.profiling.stream_side import stream_side
 from workbench.profiling.target import InKernelTarget, Target, pid_of, try_statistics
 from workbench.profiling.verdict import Evidence, MeasureOptions, judge
 from workbench.records import RecordColumns
@@ -96,6 +97,8 @@ class Measurer:
         target, model = self.target, self.model
         started = utc_now_iso()
         config = target.model_config(model)
+        if config.get("model_transaction_policy", {}).get("decoupled"):
+            load = replace(load, streaming=True)  # the server gives its responses in no other way
         prepared = prepare(target, model, config, load, self._inputs)
         epoch = target.epoch(model)
         before, complaint = self._counters()
@@ -131,6 +134,7 @@ class Measurer:
             inputs=prepared.source,
             environment=environment,
             **client_fields(client, samples),
+            **(stream_fields(stream_side(samples, load)) if load.streaming else {}),
             **server_fields(window),
             **cpu,
             batch_reasons=batch_reasons(records, model, samples.window),
@@ -169,7 +173,7 @@ class Measurer:
                 raise Unsupported("this target lies in the kernel but takes no requests (it has no submit)")
             run = KernelLoad(self.target, prepared.requests, load, on_event=on_event, stop=self._stop)
             return run.run()
-        job = Job(load, self.target.url, self.target.protocol, encode(self.target, prepared.requests))
+        job = Job(load, self.target.url, self.target.protocol, encode(self.target, prepared.requests, load))
         return self._generator.run(job, on_event, self._stop)
 
     def _counters(self) -> tuple[Counters | None, str]:

@@ -69,6 +69,29 @@ class Point:
     """How much later than scheduled the generator sent."""
     lag_p99_ms: float = math.nan
 
+    # Of a load that streams. A time to the first response runs from the scheduled time; n counts the requests that got
+    # one, and of the times between responses the pairs. Pairs of one request are not independent: their intervals are
+    # a little too narrow.
+    first_response_n: int = 0
+    first_response_p50_ms: float = math.nan
+    first_response_p50_low: float = math.nan
+    first_response_p50_high: float = math.nan
+    first_response_p90_ms: float = math.nan
+    first_response_p99_ms: float = math.nan
+    first_response_p99_low: float = math.nan
+    first_response_p99_high: float = math.nan
+    between_responses_n: int = 0
+    between_responses_p50_ms: float = math.nan
+    between_responses_p50_low: float = math.nan
+    between_responses_p50_high: float = math.nan
+    between_responses_p90_ms: float = math.nan
+    between_responses_p99_ms: float = math.nan
+    between_responses_p99_low: float = math.nan
+    between_responses_p99_high: float = math.nan
+    responses_per_request: float = math.nan
+    responses_per_s: float = math.nan
+    """Responses that came in the window, a second: output tokens/s of a model that sends one token a response."""
+
     mean_batch: float = math.nan
     request_ms: float = math.nan
     queue_ms: float = math.nan
@@ -136,6 +159,8 @@ class Point:
         }
         skip = {"model", "load", "settings", "config", "environment", "errors", "batch_rows", "batch_compute_ms"}
         skip |= {"batch_reasons"}
+        if not load.streaming:
+            skip |= {item.name for item in fields(self) if item.name.startswith(_OF_STREAMS)}
         for item in fields(self):
             if item.name not in skip:
                 value = getattr(self, item.name)
@@ -181,9 +206,26 @@ class Point:
             f"  server ms   queue {self.queue_ms:.2f}  input {self.compute_input_ms:.2f}  infer "
             f"{self.compute_infer_ms:.2f}  output {self.compute_output_ms:.2f}  mean batch {self.mean_batch:.2f}",
         ]
+        if self.load.streaming:
+            lines[3:3] = self._stream_lines()
         lines += [f"  why: {reason}" for reason in self.reasons]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def _stream_lines(self) -> list[str]:
+        lines = [f"  responses   {self.responses_per_s:.1f}/s, {self.responses_per_request:.1f} a request"]
+        for name, title in (("first_response", "first ms   "), ("between_responses", "between ms ")):
+            figure = {part: getattr(self, f"{name}_{part}") for part in _STREAM_PARTS}
+            lines.append(
+                f"  {title} p50 {figure['p50_ms']:.2f} {_interval(figure['p50_low'], figure['p50_high'])}  "
+                f"p90 {figure['p90_ms']:.2f}  p99 {figure['p99_ms']:.2f} "
+                f"{_interval(figure['p99_low'], figure['p99_high'])}  n {figure['n']}"
+            )
+        return lines
+
+
+_STREAM_PARTS = ("n", "p50_ms", "p50_low", "p50_high", "p90_ms", "p99_ms", "p99_low", "p99_high")
+_OF_STREAMS = ("first_response_", "between_responses_", "responses_per_")
 
 
 def _interval(low: float, high: float, digits: int = 2) -> str:

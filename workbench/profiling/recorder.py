@@ -21,6 +21,8 @@ class Recorder:
         self.sent = array("q")
         self.done = array("q")
         self.status = array("i")
+        self.response_of = array("q")
+        self.response_at = array("q")
         self.texts: list[str] = []
         self._codes: dict[str, int] = {}
         self.in_flight = 0
@@ -35,6 +37,12 @@ class Recorder:
         self.status.append(PENDING)
         self.in_flight += 1
         return len(self.sent) - 1
+
+    def respond(self, number: int, when: int) -> None:
+        """One of the responses of a stream has come; those of a request that is over already are not counted."""
+        if self.status[number] == PENDING:
+            self.response_of.append(number)
+            self.response_at.append(when)
 
     def finish(self, number: int, error: str | None) -> bool:
         """A request has its answer, or its error; False if it had one already."""
@@ -82,4 +90,6 @@ class Recorder:
             stopped,
             drained,
             cpu_s,
+            response_of=np.array(self.response_of, dtype=np.int64),
+            response_at=np.array(self.response_at, dtype=np.int64),
         )

@@ -129,18 +129,33 @@ def _given(model: str, config: Mapping[str, Any], largest: int, examples: list[d
     return Prepared(tuple(requests), rows.pop(), "given")
 
 
-def encode(target: Target, requests: Sequence[InferenceRequest]) -> list[bytes]:
-    """The requests as the generator sends them: whole HTTP messages, or serialised gRPC messages."""
+def encode(target: Target, requests: Sequence[InferenceRequest], load: Load) -> list[bytes]:
+    """The requests as the generator sends them: whole HTTP messages, or serialised gRPC messages.
+
+    Raises:
+        InvalidRequest: a load that streams over HTTP, and inputs that the generate extension cannot carry.
+    """
     if target.protocol == "grpc":
         from workbench.client.grpc_codec import encode_request as encode_grpc
 
         return [encode_grpc(request).SerializeToString() for request in requests]
-    from workbench.client.http_client import infer_path
+    from workbench.client.http_client import infer_path, model_path
     from workbench.profiling.http_load import http_messages
+    from workbench.protocol.generate import encode_generate_request
     from workbench.protocol.http_codec import encode_request
 
+    if load.streaming:
+        specs = _metadata_inputs(target, requests[0].model_name)
+        bodies = [({"Content-Type": "application/json"}, encode_generate_request(each, specs)) for each in requests]
+        return http_messages(target.url, f"{model_path(requests[0].model_name)}/generate_stream", bodies)
     encoded = []
     for request in requests:
         headers, buffers = encode_request(request)
         encoded.append((headers, b"".join(buffers)))
     return http_messages(target.url, infer_path(requests[0]), encoded)
+
+
+def _metadata_inputs(target: Target, model: str) -> Sequence[Mapping[str, Any]]:
+    """The model's inputs as its metadata has them; none where the target does not tell."""
+    tell = getattr(target, "model_metadata", None)
+    return list(tell(model)["inputs"]) if tell is not None else []

@@ -16,6 +16,10 @@ MAX_TEXTS = 64
 """How many different error texts are kept; the rest is counted under one text."""
 
 
+def _no_stamps() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Raw stamps, one entry a request in the order of sending; nanoseconds of CLOCK_MONOTONIC.
@@ -23,6 +27,8 @@ class Samples:
     ``scheduled`` is when the request should have been sent (in a closed loop: when its client became free), ``sent``
     when it was (0: never), ``done`` when its answer or error was there (0: never). ``status`` is 0 for an answer.
     ``window`` is the measured part. ``drained`` is False when answers were still missing after the wait at the end.
+    Of a load that streams every response has an entry in ``response_of``, the number of its request, and in
+    ``response_at``, when it came; in the order of arrival.
     """
 
     scheduled: NDArray[np.int64]
@@ -35,6 +41,8 @@ class Samples:
     drained: bool = True
     cpu_s: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
+    response_of: NDArray[np.int64] = field(default_factory=_no_stamps)
+    response_at: NDArray[np.int64] = field(default_factory=_no_stamps)
 
     @property
     def seconds(self) -> float:
@@ -58,6 +66,7 @@ def pack(samples: Samples) -> tuple[dict[str, Any], bytes]:
     """The form in which the generator hands samples over: a JSON head and raw columns."""
     head = {
         "n": len(samples.sent),
+        "responses": len(samples.response_of),
         "texts": list(samples.texts),
         "window": list(samples.window),
         "stopped": samples.stopped,
@@ -65,17 +74,18 @@ def pack(samples: Samples) -> tuple[dict[str, Any], bytes]:
         "cpu_s": samples.cpu_s,
         "extra": samples.extra,
     }
-    columns = (samples.scheduled, samples.sent, samples.done, samples.status)
+    columns = (samples.scheduled, samples.sent, samples.done, samples.response_of, samples.response_at, samples.status)
     return head, b"".join(column.tobytes() for column in columns)
 
 
 def unpack(head: dict[str, Any], blob: bytes) -> Samples:
     """Reads what ``pack`` gave."""
-    n = int(head["n"])
+    n, responses = int(head["n"]), int(head["responses"])
     stamps = np.frombuffer(blob, dtype=np.int64, count=3 * n).reshape(3, n)
-    status = np.frombuffer(blob, dtype=np.int32, offset=24 * n, count=n)
+    streamed = np.frombuffer(blob, dtype=np.int64, offset=24 * n, count=2 * responses).reshape(2, responses)
+    status = np.frombuffer(blob, dtype=np.int32, offset=24 * n + 16 * responses, count=n)
     window = (int(head["window"][0]), int(head["window"][1]))
     return Samples(
         stamps[0], stamps[1], stamps[2], status, head["texts"], window,
-        head["stopped"], head["drained"], head["cpu_s"], head.get("extra", {}),
+        head["stopped"], head["drained"], head["cpu_s"], head.get("extra", {}), streamed[0], streamed[1],
     )  # fmt: skip

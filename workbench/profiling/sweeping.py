@@ -217,11 +217,9 @@ class Sweeper:
         key = "" if point.error else self._key(point.load, point.config, point.step_configs)
         number = write_point(run, point, key)
         if measured is not None and self._options.keep_samples:
-            samples = measured.samples
-            run.add_samples(
-                number,
-                {name: getattr(samples, name) for name in ("scheduled", "sent", "done", "status")},
-            )
+            streamed = ("response_of", "response_at") if point.load.streaming else ()
+            stamps = ("scheduled", "sent", "done", "status", *streamed)
+            run.add_samples(number, {name: getattr(measured.samples, name) for name in stamps})
             if measured.records is not None:
                 run.add_records(number, measured.records)
 

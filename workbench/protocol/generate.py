@@ -107,6 +107,35 @@ def _fit(name: str, count: int, dims: list[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def encode_generate_request(request: InferenceRequest, inputs: Sequence[Mapping[str, Any]]) -> bytes:
+    """What ``decode_generate`` reads as this request.
+
+    Args:
+        request: its inputs, parameters and id are written.
+        inputs: the model's inputs as its metadata has them; none where they are not known: nothing is checked then.
+
+    Raises:
+        InvalidRequest: the server would give an input another shape (a flat list says only how many elements there
+            are), or the datatype has no JSON form.
+    """
+    found: dict[str, Any] = {"id": request.id} if request.id else {}
+    known = {str(entry["name"]): [int(dim) for dim in entry["shape"]] for entry in inputs}
+    slow = False
+    for tensor in request.inputs:
+        shape = tuple(tensor.shape)
+        if tensor.name in known and _fit(tensor.name, int(tensor.data.size), known[tensor.name]) != shape:
+            raise InvalidRequest(
+                f"the generate extension cannot carry input '{tensor.name}' of shape {list(shape)}: the model declares "
+                f"{known[tensor.name]}, and only the innermost variable dimension is made to fit",
+                hint="send one row a request (batch_size 1)",
+            )
+        value, needs_slow = js.array_to_json(tensor.datatype, tensor.data)
+        slow = slow or needs_slow
+        found[tensor.name] = value[0] if tensor.data.size == 1 else value
+    found |= request.parameters
+    return js.dumps_slow(found) if slow else js.dumps(found)
+
+
 def encode_generate(response: InferenceResponse) -> bytes:
     """A response as one flat object, its keys in order, as Triton sends it.
 
