@@ -185,7 +185,7 @@ def test_a_model_that_fails_decides_whether_the_server_starts(
         (["--model-repository=.", "--http-port=70000"], "is no port"),
         (["--model-repository=.", "--allow-http=maybe"], "invalid value for bool option: maybe"),
         (["--model-repository=.", "--load-model=x"], "--load-model requires --model-control-mode=explicit"),
-        (["--model-repository=.", "--http-restricted-api=x:k=v"], "restricted APIs are not offered here"),
+        (["--model-repository=.", "--http-restricted-api=x:k=v"], "unknown restricted api 'x'"),
         (["--model-repository=.", "--model-control-mode=odd"], "invalid choice: 'odd'"),
         (["--model-repository=.", "--http-max-input-size=0"], "--http-max-input-size must be greater than 0"),
     ],

@@ -6,7 +6,7 @@ texts: Triton's ``http_server.cc`` (``ParseJsonTritonIO``, ``ParseJsonTritonPara
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.errors import InternalError, WorkbenchError, from_http_status
@@ -15,19 +15,19 @@ from workbench.protocol import json_fields as fields
 from workbench.protocol.binary import Buffer, from_buffer, to_buffer
 from workbench.protocol.http_request import (
     MAX_INPUT_SIZE,
-    SHARED_MEMORY_DISABLED,
     DecodedRequest,
     DecodeOptions,
     decode_request,
     json_too_large,
     raw_request,
 )
+from workbench.protocol.shared_memory import MemoryTarget
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, RequestedOutput, Tensor
 
 __all__ = [
-    "HEADER_LENGTH", "MAX_INPUT_SIZE", "MODEL_HEADER", "SHARED_MEMORY_DISABLED", "VERSION_HEADER", "Classify",
-    "DecodeOptions", "DecodedRequest", "decode_error", "decode_request", "decode_response", "encode_request",
-    "encode_response", "json_too_large", "raw_request",
+    "HEADER_LENGTH", "MAX_INPUT_SIZE", "MODEL_HEADER", "VERSION_HEADER", "Classify", "DecodeOptions", "DecodedRequest",
+    "decode_error", "decode_request", "decode_response", "encode_request", "encode_response", "json_too_large",
+    "raw_request",
 ]  # fmt: skip
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -35,6 +35,8 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 MODEL_HEADER, VERSION_HEADER = "Workbench-Model", "Workbench-Model-Version"
 """Where the control plane says which model (percent-encoded) and version a captured request went to."""
+
+_NO_TARGETS: Mapping[str, MemoryTarget] = {}
 
 Classify = Callable[[Tensor, int], Tensor]
 """Turns an output into its best N classes; see ``classification``."""
@@ -46,13 +48,15 @@ def encode_response(
     """The answer to ``request`` as HTTP headers and body buffers, JSON first.
 
     Outputs that the request lists go as it says; when it lists none, all go as its ``binary_data_output`` says.
-    Buffers may be views of the response's arrays.
+    Those that have a place in shared memory are written there. Buffers may be views of the response's arrays.
 
     Raises:
         WorkbenchError: an output cannot be written (FP16 as JSON, classes of a BYTES tensor).
     """
     wanted = {output.name: output.parameters for output in request.outputs}
-    default = bool(getattr(request, "binary_data_output", False))
+    default, targets = False, _NO_TARGETS
+    if isinstance(request, DecodedRequest):
+        default, targets = request.binary_data_output, request.targets
     head: dict[str, Any] = {}
     if response.id:
         head["id"] = response.id
@@ -64,6 +68,10 @@ def encode_response(
     slow = False
     entries: list[dict[str, Any]] = []
     for tensor in response.outputs:
+        if tensor.name in targets:
+            targets[tensor.name].write(tensor.name, to_buffer(tensor))
+            entries.append({"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)})
+            continue
         parameters = wanted.get(tensor.name)
         binary = default if parameters is None else bool(parameters.get("binary_data", False))
         classes = 0 if parameters is None else int(parameters.get("classification", 0))

@@ -3,42 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.errors import InternalError, InvalidRequest, Unsupported
+from workbench.errors import InternalError, InvalidRequest
 from workbench.protocol import json_data as js
 from workbench.protocol import json_fields as fields
 from workbench.protocol.binary import Buffer, check_rank, from_buffer, request_prefix
 from workbench.protocol.datatypes import BY_CONFIG
+from workbench.protocol.shared_memory import ClientMemory, MemoryTarget, NoMemory, place_of
 from workbench.protocol.tensors import InferenceRequest, Parameter, RequestedOutput, Tensor
 
 MAX_INPUT_SIZE = 64 * 1024 * 1024
 """Triton's default of ``--http-max-input-size``, bytes."""
 
-SHARED_MEMORY_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 RESERVED_PARAMETER = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
 
 _FLAGS = ("sequence_start", "sequence_end")
 _UINT64_MAX = 2**64 - 1
 _NO_PARAMETERS: dict[str, Any] = {}
+NO_MEMORY = NoMemory()
 
 
 @dataclass(slots=True)
 class DecodedRequest(InferenceRequest):
-    """A request from the wire, with what only its answer needs: how outputs that are not listed are written."""
+    """A request from the wire, with what only its answer needs.
+
+    ``binary_data_output``: how outputs that are not listed are written; ``targets``: the places in shared memory, by
+    output.
+    """
 
     binary_data_output: bool = False
+    targets: Mapping[str, MemoryTarget] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """What decoding needs to know of the request's URL and of the server. ``max_input_size`` is in bytes."""
+    """What decoding needs to know of the request's URL and of the server.
+
+    ``max_input_size`` is in bytes; ``memory`` are the regions that clients have registered.
+    """
 
     model_name: str = ""
     model_version: int = -1
     client: str = ""
     max_input_size: int = MAX_INPUT_SIZE
+    memory: ClientMemory = NO_MEMORY
 
 
 def decode_request(
@@ -70,7 +80,7 @@ def decode_request(
         _read_parameters(request, head["parameters"])
     _read_inputs(request, head, view[length:], options)
     if "outputs" in head:
-        request.outputs = _read_outputs(head["outputs"])
+        request.outputs = _read_outputs(head["outputs"], request, options.memory)
     return request
 
 
@@ -144,7 +154,8 @@ def _read_inputs(request: DecodedRequest, head: Any, rest: memoryview, options: 
             inputs.append(from_buffer(name, datatype, shape, rest[offset:end], model=model, request_id=request.id))
             offset = end
         elif "shared_memory_region" in parameters:
-            raise Unsupported(SHARED_MEMORY_DISABLED)
+            view = options.memory.read(*place_of(parameters))
+            inputs.append(from_buffer(name, datatype, shape, view, model=model, request_id=request.id))
         else:
             check_rank(name, shape)
             source = js.Source(name, datatype, model, request.id, options.max_input_size)
@@ -170,10 +181,11 @@ def _refuse_sources(entry: Any, parameters: Mapping[str, Any]) -> None:
     )
 
 
-def _read_outputs(outputs: Any) -> list[RequestedOutput]:
+def _read_outputs(outputs: Any, request: DecodedRequest, memory: ClientMemory) -> list[RequestedOutput]:
     if type(outputs) is not list:
         raise js.type_error("outputs", js.NOT_ARRAY)
     found: dict[str, RequestedOutput] = {}
+    targets: dict[str, MemoryTarget] = {}
     for item in outputs:
         entry: dict[str, Any] = item if type(item) is dict else {}
         parameters = entry.get("parameters")
@@ -186,6 +198,11 @@ def _read_outputs(outputs: Any) -> list[RequestedOutput]:
             name = fields.string(fields.member(entry, "name"), "name")
         if name not in found:  # asked twice is asked once, as the 2.51 binary has it
             found[name] = RequestedOutput(name, kept)
+            if "shared_memory_region" in kept:
+                found[name] = RequestedOutput(name)
+                targets[name] = memory.target(*place_of(kept))
+    if targets:
+        request.targets = targets
     return list(found.values())
 
 
@@ -193,7 +210,7 @@ def _output_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Parameter]
     if "shared_memory_region" in parameters:
         if "classification" in parameters:
             raise InvalidRequest("Output can't set both 'shared_memory_region' and 'classification'")
-        raise Unsupported(SHARED_MEMORY_DISABLED)
+        return parameters
     kept: dict[str, Parameter] = {}
     if "classification" in parameters:
         kept["classification"] = fields.unsigned(parameters["classification"], "classification", "Unable to set")

@@ -1,13 +1,14 @@
 """tritonserver's command line: its names, its defaults where they make sense here, and our few own.
 
-A flag that is Triton's and does nothing here is taken with a word in the log; one that promises protection that is not
-there is refused; an unknown one is an error that names the nearest.
+A flag that is Triton's and does nothing here is taken with a word in the log; an unknown one is an error that names the
+nearest.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,9 @@ from workbench.backends.host_policy import check_setting
 from workbench.config.validation import MIN_COMPUTE_CAPABILITY
 from workbench.errors import InvalidRequest
 from workbench.scheduling.rate_limiter import parse_resource_limit
+from workbench.server.access import CATEGORIES, parse_restrictions
+from workbench.server.connection import PROGRESS_BYTES, HttpLimits
+from workbench.server.forwarding import HeaderForwarding
 
 _NO_EFFECT = (
     "allow-grpc", "grpc-port", "grpc-address", "reuse-grpc-port", "grpc-header-forward-pattern",
@@ -32,10 +36,11 @@ _NO_EFFECT = (
     "cache-config", "response-cache-byte-size",
     "model-load-gpu-limit", "model-load-retry-count", "enable-peer-access", "metrics-config",
     "allow-gpu-metrics", "allow-cpu-metrics", "trace-config", "trace-file", "trace-level", "trace-rate",
-    "trace-count", "trace-log-frequency", "model-namespacing", "allow-client-shm",
-    "http-header-forward-pattern",
+    "trace-count", "trace-log-frequency", "model-namespacing",
 )  # fmt: skip
-_REFUSED = {"http-restricted-api": "restricted APIs are not offered here: it would not protect anything"}
+
+
+_LIMITS = HttpLimits()
 
 
 def boolean(text: str) -> bool:
@@ -63,6 +68,16 @@ def _port(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of ``workbench serve``."""
     made = _Parser(
@@ -79,8 +94,6 @@ def parser() -> argparse.ArgumentParser:
     _own_flags(made.add_argument_group("the workbench's own"))
     for name in _NO_EFFECT:
         made.add_argument(f"--{name}", nargs="?", const="", action="append", help=argparse.SUPPRESS)
-    for name in _REFUSED:
-        made.add_argument(f"--{name}", action="append", help=argparse.SUPPRESS)
     return made
 
 
@@ -148,6 +161,24 @@ def _port_flags(group: Any) -> None:
     group.add_argument("--http-address", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
     _flag(group, "reuse-http-port", False, "let several servers listen on the port")
     group.add_argument("--http-max-input-size", type=int, default=64 * 1024 * 1024, metavar="BYTES")
+    group.add_argument(
+        "--http-header-forward-pattern", default="", metavar="REGEX",
+        help="headers of inference requests whose name it matches in part become parameters of the request",
+    )  # fmt: skip
+    group.add_argument(
+        "--http-restricted-api", action="append", default=[], metavar="APIS:HEADER=VALUE",
+        help="requests to these APIs (" + ", ".join(CATEGORIES) + ") need the header; repeatable",
+    )  # fmt: skip
+    group.add_argument(
+        "--http-head-timeout-secs", type=_seconds, default=_LIMITS.head_s, metavar="SECONDS",
+        help=f"for the head of a request; default {_LIMITS.head_s:g}",
+    )  # fmt: skip
+    group.add_argument(
+        "--http-body-timeout-secs", type=_seconds, default=_LIMITS.pause_s, metavar="SECONDS",
+        help=f"for each {PROGRESS_BYTES >> 10} KiB of a body, and of an answer that the client does not take; default "
+        f"{_LIMITS.pause_s:g}",
+    )  # fmt: skip
+    _flag(group, "allow-client-shm", False, "let clients share memory for inputs and outputs")
     _flag(group, "allow-metrics", True, "serve Prometheus metrics")
     group.add_argument("--metrics-port", type=_port, default=8002, metavar="PORT", help="0 is a free one; default 8002")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="default: the HTTP address")
@@ -168,6 +199,10 @@ def _life_flags(group: Any) -> None:
 def _own_flags(group: Any) -> None:
     group.add_argument("--name", default="", help="what workbench ps and wb.attach() call it")
     group.add_argument("--token", default="", help="the control plane's token; random by default")
+    group.add_argument(
+        "--repository-token", default="", metavar="TOKEN",
+        help="loading and unloading need it: Authorization: Bearer TOKEN; default: none",
+    )  # fmt: skip
     group.add_argument(
         "--allowed-host", action="append", default=[], metavar="HOST", help="a further name it is known by"
     )
@@ -199,9 +234,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         close = difflib.get_close_matches(word, names, n=1)
         hint = f"did you mean {close[0]}?" if close else "--help lists the options"
         raise InvalidRequest(f"unrecognized option '{word}'", hint=hint)
-    for name, why in _REFUSED.items():
-        if getattr(args, name.replace("-", "_")):
-            raise InvalidRequest(f"--{name}: {why}")
     if not args.model_repository:
         raise InvalidRequest("--model-repository must be specified")
     for path in args.model_repository:
@@ -215,6 +247,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parse_resource_limit(text)
     host_policies(args.host_policy)
     backend_config(args.backend_config)
+    parse_restrictions(args.http_restricted_api, "http-restricted-api", "api")
+    HeaderForwarding(args.http_header_forward_pattern)
     if args.http_max_input_size <= 0:
         raise InvalidRequest("Error: --http-max-input-size must be greater than 0.")
     return args

@@ -10,6 +10,13 @@ _LARGE = 64 * 1024
 _ALIGN = 64
 
 
+def aligned(size: int, head: int = 0) -> memoryview:
+    """A new buffer of ``size`` bytes, the one after the first ``head`` of them aligned for any data type."""
+    buffer = np.empty(size + _ALIGN, np.uint8)
+    skip = -(buffer.ctypes.data + head) % _ALIGN
+    return buffer.data[skip : skip + size]
+
+
 class Body:
     """Collects a body.
 
@@ -36,9 +43,7 @@ class Body:
         if size is None or size < _LARGE:
             return
         head = int(header_length) if header_length is not None and header_length.isdigit() else 0
-        buffer = np.empty(size + _ALIGN, np.uint8)
-        skip = -(buffer.ctypes.data + head) % _ALIGN
-        self._large = buffer.data[skip : skip + size]
+        self._large = aligned(size, head)
 
     def add(self, data: bytes) -> None:
         """A piece has come."""

@@ -19,6 +19,9 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_CHUNKS = 65536
 MAX_FRAMING_BYTES = 64  # a chunk, beside the head's allowance: sizes, extensions; trailers have the head's
 MAX_BODY_BYTES = 2**31 - 1
+PROGRESS_BYTES = 16 * 1024
+"""So much of a body must come in each ``pause_s``, or its end: one that drips in does not hold its place for ever."""
+
 _JOIN_BELOW = 64 * 1024
 _HIGH_WATER = 1024 * 1024
 _KEEP = b"\r\nConnection: keep-alive\r\n\r\n"
@@ -51,8 +54,8 @@ _EMPTY_HEADS = {
 class HttpLimits:
     """What a connection may take, in seconds.
 
-    ``head_s``: for the request's head; ``pause_s``: between two pieces of a body, and for a client to take a piece of
-    its answer; ``linger_s``: how long the rest of a refused request is read and thrown away.
+    ``head_s``: for the request's head; ``pause_s``: for each ``PROGRESS_BYTES`` of a body, and for a client to take a
+    piece of its answer; ``linger_s``: how long the rest of a refused request is read and thrown away.
     """
 
     head_s: float = 30.0
@@ -92,7 +95,8 @@ class HttpConnection(asyncio.Protocol):
         self._eof = False
         self._paused_reading = False
         self._paused_writing = False
-        self._ages = [0, 0, 0]  # sweeps: head, pause in the body, unread answer
+        self._ages = [0, 0, 0]  # sweeps: head, body without progress, unread answer
+        self._progress = 0  # of the body's bytes, when it last made some
         self._unread = 0
         self._received = 0  # since the last whole request
 
@@ -151,7 +155,6 @@ class HttpConnection(asyncio.Protocol):
         if self._deaf:
             return
         self._received += len(data)
-        self._ages[1] = 0
         if not self._head_done:
             self._head_bytes += len(data)
         elif self._incoming is not None:
@@ -212,7 +215,8 @@ class HttpConnection(asyncio.Protocol):
         parser = self._parser
         self._head_done = True
         self._head_bytes = 0
-        self._body_bytes = 0
+        self._body_bytes = self._progress = 0
+        self._ages[1] = 0
         exchange.method = parser.get_method()
         exchange.keep_alive = parser.should_keep_alive()
         exchange.old = parser.get_http_version() == "1.0"
@@ -388,10 +392,12 @@ class HttpConnection(asyncio.Protocol):
         if self._incoming is not None and not self._deaf:
             self._ages[0] += 1
             self._ages[1] += 1
+            if self._body_bytes - self._progress >= PROGRESS_BYTES:
+                self._ages[1], self._progress = 0, self._body_bytes
             if not self._head_done and self._ages[0] * seconds >= limits.head_s:
                 self._refuse(408, f"the request's head did not arrive within {limits.head_s:g} s")
             elif self._head_done and self._ages[1] * seconds >= limits.pause_s:
-                self._refuse(408, f"the request's body paused for {limits.pause_s:g} s")
+                self._refuse(408, f"the request's body did not get on for {limits.pause_s:g} s")
         unread = transport.get_write_buffer_size()
         self._ages[2] = self._ages[2] + 1 if unread and unread >= self._unread else 0
         self._unread = unread
@@ -413,3 +419,15 @@ class HttpConnection(asyncio.Protocol):
             self._stream.end()
         elif not self.busy and self.transport is not None:
             self.transport.close()
+
+
+class NamingConnection(HttpConnection):
+    """A connection whose exchanges also have their headers as they were sent (``named_headers``)."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, kept with its name in the case in which it came."""
+        super().on_header(name, value)
+        exchange = self._incoming
+        if exchange is not None and not self._head_done:
+            pair = name.decode("latin-1"), value.decode("utf-8", "replace")
+            exchange.named_headers = [*exchange.named_headers, pair]

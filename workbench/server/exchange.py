@@ -60,6 +60,7 @@ class Exchange:
         "headers",
         "keep_alive",
         "method",
+        "named_headers",
         "old",
         "on_gone",
         "path",
@@ -75,6 +76,7 @@ class Exchange:
         self.path = b""
         self.query = b""
         self.headers: dict[bytes, bytes] = {}
+        self.named_headers: Sequence[tuple[str, str]] = ()  # as they were sent, where somebody wants to know
         self.body: Buffer = b""
         self.keep_alive = True
         self.old = False  # HTTP/1.0

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 
-from workbench.server.connection import MAX_BODY_BYTES, HttpConnection, HttpLimits
+from workbench.server.connection import MAX_BODY_BYTES, HttpConnection, HttpLimits, NamingConnection
 from workbench.server.exchange import JSON, Application, Exchange, Stream
 
 __all__ = ["JSON", "Application", "Exchange", "HttpLimits", "HttpServer", "Stream"]
 
 
 class HttpServer:
-    """A listener and its connections. Everything but the constructor is called on ``loop``."""
+    """A listener and its connections. Everything but the constructor is called on ``loop``.
+
+    ``name_headers``: exchanges also have their headers as they were sent.
+    """
 
     def __init__(
         self,
@@ -25,6 +28,7 @@ class HttpServer:
         *,
         limits: HttpLimits | None = None,
         max_chunked_bytes: int = MAX_BODY_BYTES,
+        name_headers: bool = False,
     ) -> None:
         self.application = application
         self.loop = loop
@@ -34,6 +38,7 @@ class HttpServer:
         self.closing = False
         self.address = ""
         self.port = 0
+        self._connection = NamingConnection if name_headers else HttpConnection
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweep_s = max(0.05, min(1.0, self.limits.head_s / 4, self.limits.pause_s / 4))
@@ -45,7 +50,7 @@ class HttpServer:
             OSError: the port cannot be had.
         """
         self._server = await self.loop.create_server(
-            lambda: HttpConnection(self), address, port, backlog=1024, reuse_port=reuse_port or None
+            lambda: self._connection(self), address, port, backlog=1024, reuse_port=reuse_port or None
         )
         self.address = address
         self.port = self._server.sockets[0].getsockname()[1]

@@ -22,8 +22,10 @@ from workbench.protocol.http_codec import (
     raw_request,
 )
 from workbench.protocol.tensors import InferenceResponse, Tensor
+from workbench.server.forwarding import HeaderForwarding
 from workbench.server.http import Exchange
 from workbench.server.labels import labels_of
+from workbench.server.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
@@ -43,9 +45,14 @@ _OFF_LOOP_ELEMENTS = 64 * 1024
 class InferEndpoint:
     """``POST /v2/models/M[/versions/V]/infer``."""
 
-    def __init__(self, engine: InferenceEngine, max_input_size: int) -> None:
+    def __init__(
+        self, engine: InferenceEngine, max_input_size: int, memory: SharedMemory, forwarding: HeaderForwarding
+    ) -> None:
         self.engine = engine
         self.max_input_size = max_input_size
+        self.memory = memory
+        self._forwarding = forwarding
+        self._forwards = bool(forwarding)
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="workbench-json")
         # Asking the engine copies a message; what it said holds until it tells of a change.
         self._known: dict[tuple[str, int], tuple[Any, DecodeOptions]] = {}
@@ -59,7 +66,10 @@ class InferEndpoint:
         config = self.engine.model_config(model, version)
         if config.model_transaction_policy.decoupled:
             raise Unsupported(DECOUPLED)
-        known = self._known[(model, version)] = config, DecodeOptions(model, version, "", self.max_input_size)
+        known = self._known[(model, version)] = (
+            config,
+            DecodeOptions(model, version, "", self.max_input_size, self.memory),
+        )
         return known
 
     def close(self) -> None:
@@ -83,6 +93,8 @@ class InferEndpoint:
             and number <= OFF_LOOP_BYTES
             and b"content-encoding" not in headers
             and (size <= OFF_LOOP_BYTES or not _holds_strings(body, number))
+            and self.memory.largest <= OFF_LOOP_BYTES
+            and not self._forwards
         ):
             request = decode_request(body, None if length is None else number, known[1])
             request.client = exchange.client
@@ -94,7 +106,7 @@ class InferEndpoint:
             self._handle_unusual(exchange, *known)
 
     def _handle_unusual(self, exchange: Exchange, config: Any, options: DecodeOptions) -> None:
-        """Compressed, raw, large and wrong requests."""
+        """Compressed, raw, large and wrong requests; those that share memory, or whose headers go on."""
         headers = exchange.headers
         encoding = headers.get(b"content-encoding", b"").decode("latin-1")
         if encoding not in ("", "identity", "gzip", "deflate"):
@@ -115,9 +127,12 @@ class InferEndpoint:
             if exchange.gone:
                 return
             request.client = exchange.client
+            self._forwarding.add(request, exchange.named_headers)
             self._submit(exchange, request, config)
 
-        if len(exchange.body) > (_PACKED_ON_LOOP if packed else OFF_LOOP_BYTES):
+        if len(exchange.body) > (_PACKED_ON_LOOP if packed else OFF_LOOP_BYTES) or (
+            self.memory.largest > OFF_LOOP_BYTES and b'"shared_memory_region"' in bytes(exchange.body)
+        ):
             self.off_loop(exchange, read, submit)
         else:
             submit(read())
@@ -182,7 +197,7 @@ class _Call:
     def _is_long(self, response: InferenceResponse) -> bool:
         for tensor in response.outputs:
             if tensor.data.size > _OFF_LOOP_ELEMENTS:
-                return not self._all_binary(response)
+                return bool(self._request.targets) or not self._all_binary(response)
         return False
 
     def _all_binary(self, response: InferenceResponse) -> bool:

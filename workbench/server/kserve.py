@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from workbench.engine.host import NOT_EXPLICIT
-from workbench.errors import InternalError, InvalidRequest, NotFound, NotReady, Unsupported
+from workbench.errors import InternalError, InvalidRequest, NotReady, Unsupported
 from workbench.protocol import json_data as js
-from workbench.protocol.http_codec import SHARED_MEMORY_DISABLED, json_too_large
+from workbench.protocol.binary import Buffer
+from workbench.protocol.http_codec import json_too_large
+from workbench.server.access import TOKEN_NEEDED, has_token
+from workbench.server.exchange import error_body
+from workbench.server.forwarding import HeaderForwarding
 from workbench.server.generate import GenerateEndpoint
 from workbench.server.guard import HostGuard
 from workbench.server.http import JSON, Exchange
 from workbench.server.infer import InferEndpoint
 from workbench.server.options import EXTENSIONS, TRITON_VERSION, ServerOptions
 from workbench.server.settings import LogSettings, TraceSettings
+from workbench.server.shared_memory import Kind, SharedMemory
 from workbench.server.traffic import WireCounts
 
 if TYPE_CHECKING:
@@ -45,6 +50,11 @@ _INT64_MAX = 2**63 - 1
 _ROUTES = 4096
 _ROUTE_BYTES = 512  # a longer path is looked up each time: what strangers ask for must not be kept in full
 
+_CATEGORY = {
+    "": "metadata", "ready": "health", "config": "model-config", "stats": "statistics", "trace/setting": "trace",
+    "infer": "inference", "generate": "inference", "generate_stream": "inference",
+}  # fmt: skip
+
 NOT_ALLOWED = "Method Not Allowed"
 FILES_DISABLED = (
     "file overrides in load requests are disabled. Start the server with '--allow-file-override=true' to enable."
@@ -60,7 +70,10 @@ class KServeApi:
         self.control = control
         self.logging = LogSettings(options.log_verbose)
         self.tracing = TraceSettings()
-        self.infer = InferEndpoint(engine, options.max_input_size)
+        self.memory = SharedMemory(options.allow_client_shm)
+        forwarding = HeaderForwarding(options.http_header_forward_pattern)
+        self.keep_headers = bool(forwarding)
+        self.infer = InferEndpoint(engine, options.max_input_size, self.memory, forwarding)
         self.generate = GenerateEndpoint(engine, options.max_input_size)
         self.wire = WireCounts(engine.serves)
         self.exiting = False
@@ -101,31 +114,50 @@ class KServeApi:
 
     def _route(self, raw: bytes) -> Handler:
         path = unquote(raw.decode("latin-1"), errors="replace") if b"%" in raw else raw.decode("utf-8", "replace")
-        exact = {
-            "/v2": self._server_metadata,
-            "/v2/health/live": self._live,
-            "/v2/health/ready": self._ready,
-            "/v2/models/stats": lambda exchange: self._statistics(exchange, "", -1),
-            "/v2/logging": self._logging,
-            "/v2/trace/setting": lambda exchange: self._trace(exchange, ""),
+        exact: tuple[str, Handler] | None = {
+            "/v2": ("metadata", self._server_metadata),
+            "/v2/health/live": ("health", self._live),
+            "/v2/health/ready": ("health", self._ready),
+            "/v2/models/stats": ("statistics", lambda exchange: self._statistics(exchange, "", -1)),
+            "/v2/logging": ("logging", self._logging),
+            "/v2/trace/setting": ("trace", lambda exchange: self._trace(exchange, "")),
         }.get(path)
         if exact is not None:
-            return exact
+            return self._restricted(*exact)
         # a slash that a name holds as %2F must not end the name: names are matched before they are decoded
         text = raw.decode("latin-1")
         if match := _MODEL.fullmatch(text):
-            return self._model_route(unquote(match[1]), match[2] or "", match[3] or "")
+            kind = match[3] or ""
+            return self._restricted(_CATEGORY[kind], self._model_route(unquote(match[1]), match[2] or "", kind))
         if match := _REPOSITORY.fullmatch(text):
             repository, kind, model, action = match[1] or "", match[2], unquote(match[3] or ""), match[4]
             if kind == "index":
-                return self._index
-            return lambda exchange: self._repository_control(exchange, repository, model, action)
+                return self._restricted("model-repository", self._index)
+            return self._restricted(
+                "model-repository", lambda exchange: self._repository_control(exchange, repository, model, action)
+            )
         if match := _MEMORY.fullmatch(text):
             system, region, action = match[1] == "system", unquote(match[2] or ""), match[3]
-            return lambda exchange: self._shared_memory(exchange, system, region, action)
+            return self._restricted(
+                "shared-memory", lambda exchange: self._shared_memory(exchange, system, region, action)
+            )
         if self.control is not None and (text == "/v2/workbench" or text.startswith("/v2/workbench/")):
             return self.control.route(text)
         return lambda exchange: exchange.error(404, "Not Found")
+
+    def _restricted(self, category: str, handler: Handler) -> Handler:
+        """The handler, behind the header that the category asks for, if it does."""
+        restriction = self.options.http_restricted.get(category)
+        if restriction is None:
+            return handler
+
+        def restricted(exchange: Exchange) -> None:
+            if restriction.is_met(exchange.headers):
+                handler(exchange)
+            else:
+                exchange.error(403, f"This API is restricted, expecting header '{restriction.header}'")
+
+        return restricted
 
     def _counted(self, model: str, handler: Handler) -> Handler:
         """An inference by POST, its bytes counted."""
@@ -233,6 +265,9 @@ class KServeApi:
     def _repository_control(self, exchange: Exchange, repository: str, model: str, action: str) -> None:
         if not _is(exchange, b"POST"):
             return
+        if not has_token(self.options.repository_token, exchange.headers.get(b"authorization", b"")):
+            exchange.respond(401, error_body(TOKEN_NEEDED), JSON, (("WWW-Authenticate", "Bearer"),))
+            return
         if repository:
             raise Unsupported("'repository_name' specification is not supported")
         request = js.loads(exchange.body) if exchange.body else {}
@@ -327,11 +362,35 @@ class KServeApi:
     def _shared_memory(self, exchange: Exchange, system: bool, region: str, action: str) -> None:
         if not _is(exchange, b"GET" if action == "status" else b"POST"):
             return
-        if action != "status":
-            raise Unsupported(SHARED_MEMORY_DISABLED)
-        if region:
-            raise NotFound(f"Unable to find {'system' if system else 'cuda'} shared memory region: '{region}'")
-        exchange.json([])
+        kind: Kind = "system" if system else "cuda"
+        if action == "status":
+            exchange.json(self.memory.status(kind, region))
+            return
+        if action == "unregister":
+            self.memory.unregister(kind, region)
+        elif system and self.memory.allowed and region:
+            self.memory.register_system(region, *_system_region(exchange.body))
+        elif system:
+            self.memory.register_system(region, "", 0, 0)
+        else:
+            self.memory.register_cuda(region, b"", 0, 0)
+        exchange.respond(200, b"", JSON)
+
+
+def _system_region(body: Buffer) -> tuple[str, int, int]:
+    """Key, offset and size of a register request."""
+    request = js.loads(body)
+    if not isinstance(request, dict) or "key" not in request:
+        raise InvalidRequest("Shared memory register request has no 'key' field")
+    key, offset = request["key"], request.get("offset", 0)
+    if not isinstance(key, str):
+        raise InternalError(js.NOT_STRING)
+    if "byte_size" not in request:
+        raise InvalidRequest("Shared memory register request has no 'byte_size' field")
+    for number in (offset, request["byte_size"]):
+        if type(number) is not int or not 0 <= number < 2**64:
+            raise InternalError(js.NOT_UINT)
+    return key, offset, request["byte_size"]
 
 
 def _is(exchange: Exchange, *methods: bytes) -> bool:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.server import runtime
+from workbench.server.access import parse_restrictions
 from workbench.server.arguments import backend_config, host_policies, parse, without_effect
+from workbench.server.http import HttpLimits
 from workbench.server.logs import log_event, start_logging
 from workbench.server.options import ServerOptions
 from workbench.server.settings import LogSettings
@@ -230,7 +232,12 @@ def _server_options(args: argparse.Namespace, name: str) -> ServerOptions:
         token=args.token or secrets.token_urlsafe(24),
         allowed_hosts=tuple(args.allowed_host),
         allow_file_override=args.allow_file_override,
+        allow_client_shm=args.allow_client_shm,
+        repository_token=args.repository_token,
+        http_restricted=parse_restrictions(args.http_restricted_api, "http-restricted-api", "api"),
+        http_header_forward_pattern=args.http_header_forward_pattern,
         max_input_size=args.http_max_input_size,
+        limits=HttpLimits(head_s=args.http_head_timeout_secs, pause_s=args.http_body_timeout_secs),
         exit_timeout_s=args.exit_timeout_secs,
         detached=args.detached,
         runtime_file=True,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from workbench.protocol.http_codec import MAX_INPUT_SIZE
+from workbench.server.access import Restriction
 from workbench.server.http import HttpLimits
 
 TRITON_VERSION = "2.73.0"
@@ -35,7 +37,10 @@ class ServerOptions:
     ``id`` is the server's name in ``GET /v2`` (Triton's ``--id``), ``name`` the one that people find it by.
     ``allowed_hosts`` are further names for the Host and Origin check, ``*`` for any. ``allow_file_override`` lets a
     load request bring a model's files (``file:`` parameters). ``token`` is what the control plane asks for.
-    ``runtime_file``: write one, so that the server can be found. Sizes in bytes, times in seconds.
+    ``repository_token``: what loading and unloading ask for, empty for nothing. ``http_restricted``: headers that
+    categories of the API ask for. ``http_header_forward_pattern``: which headers become parameters of a request.
+    ``allow_client_shm``: clients may share memory. ``runtime_file``: write one, so that the server can be found.
+    Sizes in bytes, times in seconds.
     """
 
     http_address: str = "127.0.0.1"
@@ -49,6 +54,10 @@ class ServerOptions:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     allowed_hosts: tuple[str, ...] = ()
     allow_file_override: bool = False
+    allow_client_shm: bool = False
+    repository_token: str = ""
+    http_restricted: Mapping[str, Restriction] = field(default_factory=dict)
+    http_header_forward_pattern: str = ""
     max_input_size: int = MAX_INPUT_SIZE
     exit_timeout_s: float = 30.0
     detached: bool = False

@@ -74,7 +74,13 @@ class RunningServer:
     async def _listen(self) -> None:
         options, loop = self.options, self.engine.loop
         if options.allow_http:
-            http = HttpServer(self.api, loop, limits=options.limits, max_chunked_bytes=options.max_input_size)
+            http = HttpServer(
+                self.api,
+                loop,
+                limits=options.limits,
+                max_chunked_bytes=options.max_input_size,
+                name_headers=self.api.keep_headers,
+            )
             self._listeners.append(http)
             await _bind(http, options.http_address, options.http_port, options.reuse_port)
             self.http_url = _url(options.http_address, http.port)
