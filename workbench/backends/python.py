@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -11,10 +12,11 @@ from typing import Any, Literal
 
 from workbench.backends._child import wire
 from workbench.backends.base import Instance, InstanceSpec, LoadedModel, ModelContext, ModelDescription, Traffic
+from workbench.backends.python_child import Child, exit_text
 from workbench.backends.python_convert import NUMBERS
 from workbench.backends.python_environment import ENVIRONMENTS
-from workbench.backends.python_launch import Child, Keeper, exit_text
-from workbench.backends.python_options import ProcessOptions
+from workbench.backends.python_launch import Keeper
+from workbench.backends.python_options import ProcessOptions, limits, unheeded
 from workbench.backends.python_process import ProcessInstance
 from workbench.backends.python_questions import Questions
 from workbench.backends.python_thread import ThreadInstance
@@ -91,8 +93,12 @@ class PythonModel:
         self.traffic = Traffic()
         if self.execution == "process":
             setup = _setup(context, path, "run", shared)
-            self._options = ProcessOptions(_interpreter(context), setup, **_settings(context))
+            self._options = ProcessOptions(_interpreter(context), setup, **limits(context))
             self._keeper = Keeper(context.host, context.name)
+        elif keys := unheeded(context):
+            limits(context)  # a value that makes no sense is refused here too
+            text = f"{', '.join(keys)} of model '{context.name}': nothing ends a thread, so this is not heeded"
+            context.host.log("warning", text, model=context.name)
 
     def create_instance(self, spec: InstanceSpec) -> Instance:
         """Makes an instance and waits for its ``initialize``.
@@ -160,17 +166,6 @@ def _interpreter(context: ModelContext) -> str:
     return ENVIRONMENTS.interpreter(_parameter(context, "EXECUTION_ENV_PATH"), context.model_dir)
 
 
-def _settings(context: ModelContext) -> dict[str, Any]:
-    """``--backend-config=python,stub-timeout-seconds=N``: how long a process may take to finalize (Triton's 30 s)."""
-    text = context.backend_config.get("stub-timeout-seconds", "")
-    if not text:
-        return {}
-    try:
-        return {"finalize_s": float(text)}
-    except ValueError:
-        raise BackendError(f"backend setting stub-timeout-seconds is '{text}', expected a number") from None
-
-
 def _places(context: ModelContext, shared: Path | None) -> tuple[Path, ...]:
     """Where the modules beside a model's file are found."""
     return (context.version_dir, context.model_dir) if shared is None else (shared.parent,)
@@ -207,10 +202,9 @@ def _ask(child: Child, setup: dict[str, Any], name: str, questions: Questions) -
     What the model asks meanwhile is answered, but for inference: nested requests are for the time after.
     """
     sock: socket.socket = child.sock
-    for piece in wire.encode(wire.SETUP, ((), setup)):
-        sock.setblocking(True)
-        sock.sendall(piece)
     sock.settimeout(AUTO_COMPLETE_LIMIT_S)
+    with contextlib.suppress(OSError):  # it has died: the stream ends
+        sock.sendall(b"".join(wire.encode(wire.SETUP, ((), setup))))
     reader = wire.FrameReader()
     while True:
         while reader.frames:
@@ -226,7 +220,7 @@ def _ask(child: Child, setup: dict[str, Any], name: str, questions: Questions) -
             raise BackendError(f"auto_complete_config of model '{name}' took more than {AUTO_COMPLETE_LIMIT_S:g} s")
         try:
             alive = reader.read(sock) > 0
-        except OSError:
+        except (OSError, MemoryError, wire.ProtocolError):
             alive = False
         if not alive and not reader.frames:
             child.end(0.5, 0.5)
@@ -245,7 +239,8 @@ def _answer(sock: socket.socket, call: Any, questions: Questions) -> None:
     else:
         return
     if number:
-        sock.sendall(b"".join(wire.encode(wire.ANSWER, ((), head))))
+        with contextlib.suppress(OSError):
+            sock.sendall(b"".join(wire.encode(wire.ANSWER, ((), head))))
 
 
 def _parse(text: str, context: ModelContext) -> Any:

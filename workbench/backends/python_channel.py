@@ -111,7 +111,7 @@ class ServerChannel:
             count = self._reader.read(self._sock)
         except BlockingIOError:
             return False
-        except (OSError, wire.ProtocolError) as error:
+        except (OSError, MemoryError, wire.ProtocolError) as error:
             self._end(str(error))
             return False
         self._traffic.from_processes += count
@@ -124,7 +124,7 @@ class ServerChannel:
                 if freed:
                     self._slabs.incoming(freed)
                 self._on_frame(frame)
-            except (wire.ProtocolError, KeyError, ValueError, TypeError, IndexError) as error:
+            except Exception as error:  # whatever it is: a frame that is not taken leaves somebody waiting for ever
                 self._end(f"broken message: {type(error).__name__}: {error}")
                 return False
         if not alive:

@@ -19,12 +19,18 @@ _NO_BOUND = 1 << 60
 
 @dataclass(slots=True)
 class Flight:
-    """A batch in the process, until its last request is answered."""
+    """A batch in the process, until its last request is answered.
+
+    ``since`` (ns) is when it was sent, or of a decoupled model when its last response came or was taken; ``ahead`` is
+    how many of those came and are not taken.
+    """
 
     execution: Execution
     open: set[int]
+    since: int
     finished: bool = False
     taken: dict[int, int] = field(default_factory=dict)
+    ahead: int = 0
 
 
 class Flights:
@@ -48,7 +54,7 @@ class Flights:
         """Sends a batch to the process."""
         head, packer = pack_requests(execution.requests)
         number = self._next = self._next + 1
-        flight = self._flights[number] = Flight(execution, set(range(head[0])))
+        flight = self._flights[number] = Flight(execution, set(range(head[0])), self._clock())
         if self._context.config.model_transaction_policy.decoupled:
             execution.taken = lambda index, over: self._taken(number, flight, index, over)
         self._send(wire.EXECUTE, (number, *head), packer)
@@ -57,6 +63,8 @@ class Flights:
         """Responses of a request have been taken: the process may send as many more; it is told of several at once."""
         if self._flights.get(number) is not flight or index not in flight.open:
             return  # it has sent its last one
+        flight.ahead -= 1
+        flight.since = self._clock()
         count = flight.taken.get(index, 0) + 1
         if not over and count < wire.RESPONSE_WINDOW // 2:
             flight.taken[index] = count
@@ -69,6 +77,7 @@ class Flights:
         number, last, input_end, output_start, error, entries, kinds, back = head
         flight = self._flights[number]
         execution = flight.execution
+        flight.since = self._clock()
         if entries is None:
             answers = uniform_answers(self._context, execution.requests, kinds, buffer)
         else:
@@ -78,6 +87,8 @@ class Flights:
             if index in still_open:
                 if response.final:
                     still_open.discard(index)
+                else:
+                    flight.ahead += 1
                 respond(index, response)
         if last:
             now = self._clock()
@@ -93,6 +104,22 @@ class Flights:
         if flight.finished and not flight.open:
             self._flights.pop(number).execution.taken = None
         return bool(last)
+
+    def silent_since(self) -> int | None:
+        """Since when (ns) the process has owed something; None while it owes nothing.
+
+        A decoupled model that is as far ahead of its client as it may be waits for the client, who owes it room.
+        """
+        owed = [flight.since for flight in self._flights.values() if flight.ahead < wire.RESPONSE_WINDOW]
+        return min(owed, default=None)
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @property
+    def executing(self) -> bool:
+        """Whether the process has a batch that it has not finished."""
+        return any(not flight.finished for flight in self._flights.values())
 
     def is_over(self, number: int, index: int) -> bool:
         """Whether nobody waits for a request any more."""

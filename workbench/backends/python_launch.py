@@ -7,70 +7,39 @@ prints a gigabyte costs the event loop nothing.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
 from workbench.backends.base import BackendHost, InstanceSpec, LogLevel
 from workbench.backends.host_policy import HostPolicy
+from workbench.backends.python_child import Child
 from workbench.backends.python_output import LineForwarder
 from workbench.errors import BackendError, WorkbenchError
 
 CHILD_FILE = Path(__file__).parent / "_child" / "main.py"
+BURY_S = 0.01
+"""How often a process that is to end is looked at."""
+PIECE = 1 << 18
+DRAIN_READS = 16
+"""Pieces that are read at most of what a process leaves behind: a pipe holds 64 KiB, an enlarged one 1 MiB."""
 
 
-class Child:
-    """A started process with the server's end of its socket pair (not blocking)."""
+@dataclass(slots=True)
+class Dying:
+    """A process that is to be gone: killed at ``deadline`` (ns), and then ``done`` is told how it ended."""
 
-    __slots__ = ("popen", "sock")
-
-    def __init__(self, popen: subprocess.Popen[bytes], sock: socket.socket) -> None:
-        self.popen = popen
-        self.sock = sock
-
-    def end(self, wait_s: float, terminate_s: float = 2.0) -> str:
-        """Waits for the process to end, then terminates it, then kills it. Blocks. Gives what it took."""
-        steps: list[tuple[str, float, Callable[[], None] | None]] = [
-            ("ended", wait_s, None),
-            ("terminated", terminate_s, self.popen.terminate),
-            ("killed", 10.0, self.popen.kill),
-        ]
-        for name, seconds, action in steps:
-            if action is not None:
-                action()
-            try:
-                self.popen.wait(seconds)
-            except subprocess.TimeoutExpired:
-                continue
-            self._end_group()
-            return name
-        return "not ended"
-
-    def _end_group(self) -> None:
-        """Kills what the model has started and left: the process leads a group of its own."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-
-
-def exit_text(code: int | None) -> str:
-    """How a process ended, in words."""
-    if code is None:
-        return "ended"
-    if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"exited with code {code}"
+    child: Child
+    deadline: int
+    done: Callable[[str], None]
 
 
 class Keeper:
@@ -83,7 +52,8 @@ class Keeper:
         self._wake_read, self._wake_write = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._pipes: set[IO[bytes]] = set()
+        self._pipes: dict[IO[bytes], int] = {}  # with the id of the process that they are of
+        self._dying: list[Dying] = []
         self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._main, name=f"workbench-keeper-{model}", daemon=True)
@@ -119,6 +89,14 @@ class Keeper:
             os.write(self._wake_write, b"x")
         return True
 
+    def bury(self, child: Child, grace_s: float, done: Callable[[str], None]) -> bool:
+        """Sees to it that a process ends, by itself within ``grace_s`` or killed, and takes its exit status.
+
+        Does not block. ``done`` is called on the keeper's thread with how it ended; False where the keeper has ended.
+        """
+        deadline = self._host.clock() + int(grace_s * 1e9)
+        return self.run(lambda: self._dying.append(Dying(child, deadline, done)))
+
     def close(self) -> None:
         """Ends the thread and closes the pipes. Call it when the processes have ended. Blocks."""
         with self._lock:
@@ -151,7 +129,7 @@ class Keeper:
         finally:
             theirs.close()
         ours.setblocking(False)
-        for pipe, level in ((popen.stdout, "info"), (popen.stderr, "warning")):
+        for pipe, level, source in ((popen.stdout, "info", "stdout"), (popen.stderr, "warning", "stderr")):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             forward = LineForwarder(self._log_for(instance), level, self._host.clock)  # type: ignore[arg-type]
@@ -164,8 +142,8 @@ class Keeper:
 
     def _main(self) -> None:
         running = True
-        while running:
-            for key, _ in self._selector.select():
+        while running or self._dying:
+            for key, _ in self._selector.select(BURY_S if self._dying else None):
                 if key.data is None:
                     os.read(self._wake_read, 4096)
                     while not self._jobs.empty():
@@ -174,20 +152,41 @@ class Keeper:
                             running = False
                         else:
                             job()
-                else:
+                elif key.fileobj in self._pipes:  # else it went with its process just now
                     self._read(key.fileobj, key.data)
-        for pipe in list(self._pipes):
-            while self._read(pipe, self._selector.get_key(pipe).data):
-                pass
-            if pipe in self._pipes:
-                self._drop(pipe)
+            for dying in list(self._dying):
+                self._look_at(dying)
+        for pid in set(self._pipes.values()):
+            self._drain(pid)
         self._selector.close()
         os.close(self._wake_read)
+
+    def _look_at(self, dying: Dying) -> None:
+        how = dying.child.how_ended()
+        if not how:
+            if self._host.clock() >= dying.deadline:
+                dying.child.kill()
+            return
+        self._dying.remove(dying)
+        dying.child.reap()
+        self._drain(dying.child.popen.pid)
+        dying.done(how)
+
+    def _drain(self, pid: int) -> None:
+        """Reads what a process that is gone has printed; another one that has its streams is read no further."""
+        for pipe in [pipe for pipe, owner in self._pipes.items() if owner == pid]:
+            forward = self._selector.get_key(pipe).data
+            for _ in range(DRAIN_READS):
+                if not self._read(pipe, forward):
+                    break
+            if pipe in self._pipes:
+                forward.feed(b"")
+                self._drop(pipe)
 
     def _read(self, pipe: Any, forward: LineForwarder) -> bool:
         """Reads a piece; whether there may be more."""
         try:
-            data = os.read(pipe.fileno(), 65536)
+            data = os.read(pipe.fileno(), PIECE)
         except BlockingIOError:
             return False
         except OSError:
@@ -199,5 +198,5 @@ class Keeper:
 
     def _drop(self, pipe: Any) -> None:
         self._selector.unregister(pipe)
-        self._pipes.discard(pipe)
+        del self._pipes[pipe]
         pipe.close()

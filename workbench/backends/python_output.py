@@ -1,4 +1,4 @@
-"""What a model's process prints, as log lines: bounded, however much it is."""
+"""What a model's process writes to its standard output and error, as log lines: bounded, however much it is."""
 
 from __future__ import annotations
 
@@ -9,39 +9,59 @@ from workbench.clock import Clock
 
 LINES_PER_SECOND = 200
 LINE_LIMIT = 8192
+BYTES_PER_SECOND = 256 * 1024
 
 
 class LineForwarder:
-    """Turns a stream's bytes into log lines: a bounded number a second, each of a bounded length."""
+    """Turns a stream's bytes into log lines: a bounded number a second, each of a bounded length.
+
+    What does not fit is counted and never cut into lines, so a flood costs its reader little more than the reading.
+    """
 
     def __init__(self, log: Callable[[LogLevel, str], None], level: LogLevel, clock: Clock) -> None:
         self._log = log
         self._level: LogLevel = level
         self._clock = clock
         self._rest = b""
-        self._tokens = float(LINES_PER_SECOND)
+        self._lines = float(LINES_PER_SECOND)
+        self._bytes = float(BYTES_PER_SECOND)
         self._refilled = clock()
         self._dropped = 0
 
     def feed(self, data: bytes) -> None:
         """Takes what was read; b"" at the end of the stream."""
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()[:LINE_LIMIT] if data else b""
-        if not data and lines and not lines[-1]:
-            lines.pop()
+        self._refill()
+        end = not data
+        room = int(self._lines) if self._bytes > 0 else 0
+        *lines, rest = (self._rest + data).split(b"\n", room) if room else (self._rest + data,)
+        if end and rest:
+            lines.append(rest)
+            rest = b""
+        left_out, newline, rest = rest.rpartition(b"\n")
+        dropped = left_out.count(b"\n") + 1 if newline else 0
+        self._rest = rest[:LINE_LIMIT]
+        if lines and self._dropped:
+            self._confess()
+        for line in lines:
+            self._forward(line)
+        self._dropped += dropped
+        if end and self._dropped:
+            self._confess()
+
+    def _forward(self, line: bytes) -> None:
+        self._lines -= 1
+        line = line[:LINE_LIMIT]
+        self._bytes -= len(line)
+        if text := line.decode("utf-8", "replace").rstrip("\r"):
+            self._log(self._level, text)
+
+    def _confess(self) -> None:
+        dropped, self._dropped = self._dropped, 0
+        self._log("warning", f"{dropped} lines of output were dropped")
+
+    def _refill(self) -> None:
         now = self._clock()
-        self._tokens = min(LINES_PER_SECOND, self._tokens + (now - self._refilled) * LINES_PER_SECOND / 1e9)
+        passed = (now - self._refilled) / 1e9
+        self._lines = min(LINES_PER_SECOND, self._lines + passed * LINES_PER_SECOND)
+        self._bytes = min(BYTES_PER_SECOND, self._bytes + passed * BYTES_PER_SECOND)
         self._refilled = now
-        room = int(self._tokens)
-        shown, dropped = lines[:room], len(lines) - room
-        self._tokens -= len(shown)
-        if shown and self._dropped:
-            self._log("warning", f"{self._dropped} lines of output were dropped")
-            self._dropped = 0
-        for line in shown:
-            if text := line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r"):
-                self._log(self._level, text)
-        self._dropped += max(0, dropped)
-        if not data and self._dropped:
-            self._log("warning", f"{self._dropped} lines of output were dropped")
-            self._dropped = 0

@@ -156,7 +156,14 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
         "enable_mem_pattern",
         "memory.enable_memory_arena_shrinkage",
     ),
-    "python": ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "WORKBENCH_EXECUTION"),
+    "python": (
+        "EXECUTION_ENV_PATH",
+        "FORCE_CPU_ONLY_INPUT_TENSORS",
+        "WORKBENCH_EXECUTION",
+        "WORKBENCH_EXECUTE_TIMEOUT_S",
+        "WORKBENCH_INITIALIZE_TIMEOUT_S",
+        "WORKBENCH_RESTARTS",
+    ),
     "pytorch": (
         "DISABLE_OPTIMIZED_EXECUTION",
         "INFERENCE_MODE",

@@ -39,16 +39,20 @@ class Composing:
 
     # ---- before a load
 
-    async def load_all(self, names: Iterable[str]) -> list[WorkbenchError]:
-        """Loads models, ensembles after what they are made of; each once. Gives what failed."""
+    async def load_all(self, names: Iterable[str], *, revive: bool = True) -> list[WorkbenchError]:
+        """Loads models, ensembles after what they are made of; each once. Gives what failed.
+
+        ``revive``: see ``Lifecycle.load``.
+        """
         names = list(names)
         graph = await self._core.on_loader(self._graph, names, None)
         plain = [name for name in names if not graph.get(name)]
-        results = await asyncio.gather(*(self._lifecycle.load(name) for name in plain), return_exceptions=True)
+        load = self._lifecycle.load
+        results = await asyncio.gather(*(load(name, revive=revive) for name in plain), return_exceptions=True)
         tried = set(plain)
         wanted = {name for name in names if graph.get(name)}
         for name in [each for each in dependency_order(graph, wanted) if each in wanted]:
-            results += await asyncio.gather(self._lifecycle.load(name, tried=tried), return_exceptions=True)
+            results += await asyncio.gather(load(name, tried=tried), return_exceptions=True)
             tried.add(name)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, WorkbenchError):

@@ -25,6 +25,12 @@ class VersionSlot:
     reason: str = ""
     model: ModelVersion | None = None
 
+    def trouble(self) -> str:
+        """What is wrong with the instances of a version that serves; "" where nothing is."""
+        slots = [] if self.model is None else [*self.model.slots, *self.model.passive]
+        ill = [slot.why for slot in slots if not slot.healthy]
+        return f"{len(ill)} of {len(slots)} instances not healthy: {ill[0]}" if ill else ""
+
 
 @dataclass(slots=True)
 class ModelEntry:
@@ -60,6 +66,14 @@ class ModelEntry:
             number: slot.model
             for number, slot in self.versions.items()
             if slot.state == "READY" and slot.model is not None
+        }
+
+    def broken(self) -> set[int]:
+        """The versions that serve with an instance whose process has been given up."""
+        return {
+            number
+            for number, model in self.ready().items()
+            if any(slot.gone for slot in (*model.slots, *model.passive))
         }
 
     @property

@@ -187,6 +187,12 @@ class InstanceSlot:
         except Exception as error:
             run.finish(BackendError(f"{type(error).__name__}: {error}", where=self.spec.name))
 
+    def look_at_health(self) -> None:
+        """Takes over what an instance's process has come to while nobody was told: before it serves."""
+        health: tuple[bool, str, bool] | None = getattr(self.instance, "health", None)
+        if health is not None:
+            self.healthy, self.why, self.gone = health
+
     def close(self) -> None:
         """Ends the instance and its thread. Blocks: on a closer thread, once, after its last batch."""
         if self.runner is not None:

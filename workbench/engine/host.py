@@ -75,8 +75,11 @@ class ModelHost:
         self._core.events.append("log", model or self._name, message, level=level, **data)
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
-        """An instance died or is back. Thread-safe."""
-        self._core.inbox.post(self._tell, instance, healthy, why, gone)
+        """An instance died or is back. Thread-safe; on the loop it is so at once."""
+        if self._core.inbox.on_loop:  # what the instance had fails next, and must not be followed by more
+            self._tell(instance, healthy, why, gone)
+        else:
+            self._core.inbox.post(self._tell, instance, healthy, why, gone)
 
     def is_decoupled(self, name: str, version: int) -> bool:
         """Whether a model that serves is decoupled."""

@@ -127,8 +127,9 @@ def plan_update(
     """Which instances stay and which must be made so that ``wanted`` is what there is; the others are to be retired.
 
     An instance stays when one on the same device with the same host policy is wanted; equal names are matched first.
+    One whose process has been given up goes: another is made in its place.
     """
-    left = list(current)
+    left = [slot for slot in current if not slot.gone]
     kept: list[InstanceSlot] = []
     missing: list[InstanceSpec] = []
     unmatched: list[InstanceSpec] = []

@@ -86,10 +86,12 @@ class Lifecycle:
         files: Mapping[str, bytes] | None = None,
         tried: set[str] | None = None,
         explicit: bool = True,
+        revive: bool = True,
     ) -> None:
         """Loads or reloads a model, an ensemble after its composing models; returns when it is done (7.9, 7.10).
 
-        ``tried`` are composing models that need not be loaded again; ``explicit``: it is asked for by its own name.
+        ``tried`` are composing models that need not be loaded again; ``explicit``: it is asked for by its own name;
+        ``revive``: a version with an instance whose process was given up is loaded anew, though nothing has changed.
 
         Raises:
             InvalidRequest: the name or a parameter is wrong.
@@ -106,7 +108,7 @@ class Lifecycle:
         async with entry.lock:
             self.entries.setdefault(name, entry)  # another load of this name may have failed and forgotten it
             before = set(entry.ready().values())
-            await self.load_locked(entry, config, files)
+            await self.load_locked(entry, config, files, revive=revive)
         if set(entry.ready().values()) != before:
             await self.composing.refresh(name)
 
@@ -117,6 +119,7 @@ class Lifecycle:
         files: Mapping[str, bytes] | None = None,
         *,
         again: bool = False,
+        revive: bool = True,
     ) -> None:
         """As ``load``; the caller holds the entry's lock. ``again``: also if nothing has changed."""
         name = entry.name
@@ -134,7 +137,7 @@ class Lifecycle:
                 f"failed to load '{name}', failed to poll from model repository", where=error.where, hint=why
             ) from error
         entry.poll_error, entry.versionless = "", False
-        if config is None and not again and self._unmodified(entry, polled):
+        if config is None and not again and self._unmodified(entry, polled) and not (revive and entry.broken()):
             return
         if not again and self._only_instances(entry, polled):
             gpus = self.backends.gpus(polled.config.backend)
@@ -300,10 +303,9 @@ class Lifecycle:
         before, now = entry.source.fingerprint, polled.source.fingerprint
         if before.others != now.others or entry.source.directory != polled.source.directory:
             return set()
+        ready = entry.ready().keys() - entry.broken()
         return {
-            number
-            for number in polled.versions
-            if number in entry.ready() and before.version(number) == now.version(number)
+            number for number in polled.versions if number in ready and before.version(number) == now.version(number)
         }
 
     async def _open(self, polled: Polled, number: int) -> ModelVersion:
@@ -430,8 +432,8 @@ class Lifecycle:
                 if ready and slot.state != "READY":
                     continue
                 row = {"name": name, "version": str(number), "state": slot.state}
-                if slot.reason:
-                    row["reason"] = slot.reason
+                if reason := slot.reason or slot.trouble():
+                    row["reason"] = reason
                 rows.append(row)
         return rows
 

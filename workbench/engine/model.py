@@ -97,8 +97,10 @@ class ModelVersion:
             self.passive.append(slot)
             return
         slot.ready = True
+        slot.look_at_health()
         self.slots.append(slot)
-        self._idle.append(slot)
+        if slot.healthy:
+            self._idle.append(slot)
         self.plan()
 
     def retire_slot(self, slot: InstanceSlot) -> None:

@@ -161,7 +161,8 @@ class RunningEngine:
                     self.events.append("log", "", f"failed to poll the model repository: {complaint}", level="error")
                 continue
             complaint = ""
-            await self._lifecycle.composing.load_all(names)
+            # a process that was given up is no change of the repository
+            await self._lifecycle.composing.load_all(names, revive=False)
             for name in [name for name, entry in self._lifecycle.entries.items() if entry.ready()]:
                 if name not in names:
                     await self._lifecycle.unload(name)

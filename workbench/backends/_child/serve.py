@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
 import socket
 import sys
 import threading
+import traceback
 from types import ModuleType
 from typing import Any
 
@@ -93,6 +96,17 @@ def entry(index: int, response: InferenceResponse | None, final: bool, packer: w
 
 def serve(fd: int) -> int:
     """Runs until the server says finish or goes away. Gives the exit code."""
+    # where a crash was, or a batch that takes too long (the server then sends SIGABRT), is printed and gets to the log
+    faulthandler.enable()
+    try:
+        return _serve(fd)
+    except BaseException:  # memory has run out, say: threads of the model must not keep the process
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+        os._exit(1)
+
+
+def _serve(fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)

@@ -21,8 +21,10 @@ import numpy as np
 
 from workbench.backends._child.dtypes import NUMPY, deserialize, serialize
 
-HEADER = struct.Struct("<IIBBxxIQ")
-"""Bytes of the head and of the inline payload, kind, descriptors, slab (0: inline), payload bytes in the slab."""
+HEADER = struct.Struct("<IIBBHIQ")
+"""Bytes of the head and of the inline payload, kind, descriptors, ``MAGIC``, slab (0: inline), payload bytes in it."""
+
+MAGIC = 0x4257
 
 ALIGN = 16
 INLINE_LIMIT = 48 * 1024
@@ -41,6 +43,9 @@ INFER, CANCELLED, CANCEL, ASK = 1, 2, 3, 4
 
 RESPONSE_WINDOW = 32
 """Responses of one request of a decoupled model, but for the final one, that may be under way: sent and not taken."""
+
+HEAD_LIMIT = 1 << 30
+"""A head is small, but for the files of a model that another one loads."""
 
 COPY_LIMIT = 4096
 """A tensor up to this size is copied when it is packed, which is faster than keeping its array."""
@@ -172,7 +177,7 @@ def unpack_columns(kinds: Any, count: int, buffer: Any) -> list[tuple[str, str, 
 def encode(kind: int, head: Any, payload: bytes = b"", fds: int = 0, slab: tuple[int, int] = (0, 0)) -> list[bytes]:
     """A frame in pieces for ``sendmsg``."""
     packed = marshal.dumps(head, 2)
-    pieces = [HEADER.pack(len(packed), len(payload), kind, fds, slab[0], slab[1]) + packed]
+    pieces = [HEADER.pack(len(packed), len(payload), kind, fds, MAGIC, slab[0], slab[1]) + packed]
     if payload:
         pieces.append(payload)
     return pieces
@@ -230,13 +235,21 @@ class FrameReader:
         self._fds.clear()
         return fds
 
+    def _header(self) -> tuple[int, ...]:
+        """The next header; looked at before anything is made of it: a model may write into any descriptor."""
+        header: tuple[int, ...] = HEADER.unpack_from(self._buffer, self._start)
+        head, inline, _, _, magic, _, _ = header
+        if magic != MAGIC or head > HEAD_LIMIT or inline > INLINE_LIMIT + ALIGN:
+            raise ProtocolError("something else than the workbench wrote into the model's connection to the server")
+        return header
+
     def _make_room(self) -> None:
         pending = self._end - self._start
         if not pending:
             self._start = self._end = 0
         needed = HEADER.size
         if pending >= HEADER.size:
-            head, inline = HEADER.unpack_from(self._buffer, self._start)[:2]
+            head, inline = self._header()[:2]
             needed = HEADER.size + head + inline
         if self._start + max(needed, pending + 4096) > len(self._buffer):
             fresh = bytearray(max(len(self._buffer), 2 * needed)) if needed > len(self._buffer) else self._buffer
@@ -248,7 +261,7 @@ class FrameReader:
 
     def _cut(self) -> None:
         while self._end - self._start >= HEADER.size:
-            head_size, inline, kind, fds, slab_id, slab_size = HEADER.unpack_from(self._buffer, self._start)
+            head_size, inline, kind, fds, _, slab_id, slab_size = self._header()
             body = self._start + HEADER.size
             end = body + head_size + inline
             if end > self._end:
