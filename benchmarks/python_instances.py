@@ -64,7 +64,7 @@ class Host:
     def infer(self, request: InferenceRequest, on_response: Any) -> Any:
         raise NotImplementedError
 
-    def log(self, level: str, message: str, **names: str) -> None:
+    def log(self, level: str, message: str, **names: Any) -> None:
         print(f"{level}: {message}", file=sys.stderr)
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import uvloop
 from tritonclient.grpc import model_config_pb2
 
-from workbench.backends.base import Execution, InstanceSpec, ModelContext
+from workbench.backends.base import SERVER, Execution, InstanceSpec, ModelContext, Origin
 from workbench.backends.custom_metrics import CustomMetrics
 from workbench.backends.python import PythonBackend, PythonModel
 from workbench.clock import monotonic_ns
@@ -79,7 +79,7 @@ class Host:
         model.begin([request], lambda index, response: on_response(response))
         return lambda: self.cancelled.append(request.model_name)
 
-    def log(self, level: str, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:
+    def log(self, level: str, message: str, *, model: str = "", instance: str = "", origin: Origin = SERVER) -> None:
         with self.changed:
             self.logs.append((level, message, instance))
             self.changed.notify_all()

@@ -82,6 +82,25 @@ class InstanceSpec:
         return 0 if self.visible_devices else self.device_id
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a log line comes from.
+
+    ``source`` is ``logger`` (``pb_utils.Logger``), ``stdout`` or ``stderr`` (printed by a model), ``error`` (raised by
+    one, with the Python ``traceback``), or ``server``. ``file`` and ``line`` are the place in the code, where it is
+    known; ``execution`` is the batch that was executed.
+    """
+
+    source: Literal["server", "logger", "stdout", "stderr", "error"] = "server"
+    file: str = ""
+    line: int = 0
+    traceback: str = ""
+    execution: Execution | None = None
+
+
+SERVER = Origin()
+
+
 class BackendHost(Protocol):
     """What a backend may ask of the engine."""
 
@@ -92,8 +111,10 @@ class BackendHost(Protocol):
     def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
         """A nested request (BLS). To be called on the loop; gives a function that cancels it."""
 
-    def log(self, level: LogLevel, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:
-        """A line for the server's log and event stream. Thread-safe."""
+    def log(
+        self, level: LogLevel, message: str, *, model: str = "", instance: str = "", origin: Origin = SERVER
+    ) -> None:
+        """A line for the server's log and event stream, where the log settings allow its level. Thread-safe."""
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
         """An instance's process died (``healthy`` False) or is back; ``instance`` is its label. Thread-safe.

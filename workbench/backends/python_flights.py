@@ -131,6 +131,13 @@ class Flights:
         parents = next(iter(self._flights.values())).execution.seqs if len(self._flights) == 1 else ()
         return parents[0] if parents else -1
 
+    def executed(self, number: int) -> Execution | None:
+        """The batch that a log line belongs to; 0 is of a thread of the model's, which may serve any that is open."""
+        if not number and len(self._flights) == 1 and self._context.config.model_transaction_policy.decoupled:
+            return next(iter(self._flights.values())).execution
+        flight = self._flights.get(number)
+        return None if flight is None else flight.execution
+
     def fail(self, error: WorkbenchError) -> None:
         """The process is gone: answers everything that is open."""
         flights, self._flights = list(self._flights.values()), {}

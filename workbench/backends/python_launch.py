@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, Any, Literal
 
-from workbench.backends.base import BackendHost, InstanceSpec, LogLevel
+from workbench.backends.base import BackendHost, InstanceSpec, LogLevel, Origin
 from workbench.backends.host_policy import HostPolicy
 from workbench.backends.python_child import Child
 from workbench.backends.python_output import LineForwarder
@@ -132,13 +132,14 @@ class Keeper:
         for pipe, level, source in ((popen.stdout, "info", "stdout"), (popen.stderr, "warning", "stderr")):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-            forward = LineForwarder(self._log_for(instance), level, self._host.clock)  # type: ignore[arg-type]
-            self._pipes.add(pipe)
+            forward = LineForwarder(self._log_for(instance, source), level, self._host.clock)  # type: ignore[arg-type]
+            self._pipes[pipe] = popen.pid
             self._selector.register(pipe, selectors.EVENT_READ, forward)
         return Child(popen, ours)
 
-    def _log_for(self, instance: str) -> Callable[[LogLevel, str], None]:
-        return lambda level, text: self._host.log(level, text, model=self._model, instance=instance)
+    def _log_for(self, instance: str, source: Literal["stdout", "stderr"]) -> Callable[[LogLevel, str], None]:
+        origin = Origin(source)
+        return lambda level, text: self._host.log(level, text, model=self._model, instance=instance, origin=origin)
 
     def _main(self) -> None:
         running = True

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from workbench.backends._child import wire
-from workbench.backends.base import Execution, InstanceSpec, ModelContext, Traffic
+from workbench.backends.base import SERVER, Execution, InstanceSpec, LogLevel, ModelContext, Origin, Traffic
 from workbench.backends.python_calls import ProcessCalls
 from workbench.backends.python_channel import ServerChannel
 from workbench.backends.python_child import Child
@@ -240,8 +240,8 @@ class ProcessInstance:
             if self._calls is not None:
                 self._calls.take(frame)
         elif frame.kind == wire.LOG:
-            level, message = frame.head
-            self._log(level, message)
+            level, message, source, file, line, trace, number = frame.head
+            self._log(level, message, Origin(source, file, line, trace, self._flights.executed(number)))
         elif frame.kind == wire.READY:
             for fd in frame.fds:  # the model has an is_ready
                 self.readiness = ProcessReadiness(self._host, self._context.name, self._spec.name, fd, self._traffic)
@@ -444,8 +444,8 @@ class ProcessInstance:
         while self._waiting:
             self._waiting.popleft().finish(self._dead(self._why))
 
-    def _log(self, level: str, message: str) -> None:
-        self._host.log(level, message, model=self._context.name, instance=self._spec.label)  # type: ignore[arg-type]
+    def _log(self, level: LogLevel, message: str, origin: Origin = SERVER) -> None:
+        self._host.log(level, message, model=self._context.name, instance=self._spec.label, origin=origin)
 
 
 def _leave_no_core(pid: int) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from workbench.backends._child.runner import ModelError
-from workbench.backends.base import Execution, InstanceSpec, LogLevel, ModelContext
+from workbench.backends.base import SERVER, Execution, InstanceSpec, LogLevel, ModelContext, Origin
 from workbench.backends.custom_metrics import CustomMetrics
 from workbench.backends.python import model_args, model_file
 from workbench.backends.python_thread import ThreadInstance
@@ -59,9 +59,12 @@ class ReplayHost:
         future = self._threads.submit(run)
         return lambda: (future.cancel(), None)[1]
 
-    def log(self, level: LogLevel, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:
-        """A line of the model's log."""
-        self._say(f"{level}: {message}")
+    def log(
+        self, level: LogLevel, message: str, *, model: str = "", instance: str = "", origin: Origin = SERVER
+    ) -> None:
+        """A line of the model's log; what it prints and raises appears here by itself."""
+        if origin.source in ("server", "logger"):
+            self._say(f"{level}: {message}")
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
         """There is no process that could die."""

@@ -12,7 +12,9 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ from typing import Any, Literal
 
 from workbench.backends._child import pb_utils
 from workbench.backends._child.enums import ErrorCode
+from workbench.backends._child.lines import Lines, trace_text
 from workbench.backends._child.metrics import Drops
 from workbench.backends._child.replies import Batch, Reply
 from workbench.backends._child.requests import InferenceRequest as ModelRequest
@@ -30,7 +33,7 @@ from workbench.backends._child.requests import nested_head
 from workbench.backends._child.runner import ModelError, Runner, Threads, describe
 from workbench.backends._child.tensors import InferenceResponse, TritonError, TritonModelException
 from workbench.backends._child.tensors import Tensor as ModelTensor
-from workbench.backends.base import BackendHost, Execution, InstanceSpec, ModelContext
+from workbench.backends.base import BackendHost, Execution, InstanceSpec, ModelContext, Origin
 from workbench.backends.python_convert import (
     infer_nested,
     model_error,
@@ -51,13 +54,14 @@ _numbers = itertools.count(1)  # names of modules, unique in the process because
 class ThreadRuntime:
     """How a model on a thread reaches the engine (see ``Runtime``)."""
 
-    def __init__(self, host: BackendHost, model: str, instance: str) -> None:
+    def __init__(self, host: BackendHost, model: str, instance: str, root: Path) -> None:
         self._host = host
         self._model = model
         self._instance = instance
         self._threads = Threads()
         self.questions = Questions(host, instance)
         self.drops = Drops(self)
+        self.lines = Lines(self._log, f"{root}{os.sep}")
         self.parent_seq = -1
 
     def infer(self, request: ModelRequest, streams: bool) -> Call:
@@ -71,9 +75,11 @@ class ThreadRuntime:
         """Threads for ``async_exec``."""
         return self._threads.get()
 
-    def log(self, level: str, message: str) -> None:
-        """A line for the server's log."""
-        self._host.log(level, message, model=self._model, instance=self._instance)  # type: ignore[arg-type]
+    def _log(self, level: Any, text: str, source: Any, file: str, line: int, trace: str, batch: Batch | None) -> None:
+        """A line for the server's log (see ``lines.Send``)."""
+        execution = batch.sink.execution if batch is not None and isinstance(batch.sink, _Sink) else None
+        origin = Origin(source, file, line, trace, execution)
+        self._host.log(level, text, model=self._model, instance=self._instance, origin=origin)
 
     def ask(self, operation: str, *arguments: Any) -> Any:
         """Asks the server something else and waits (see ``Runtime``)."""
@@ -176,10 +182,10 @@ class ThreadInstance:
             "model_instance_device_id": str(spec.device_id),
         }
         self._context = context
-        self._runtime = ThreadRuntime(context.host, context.name, spec.name)
+        self._runtime = ThreadRuntime(context.host, context.name, spec.name, path.parent)
         self._module = pb_utils.build(self._runtime, str(context.version_dir))
-        self._space = ModelSpace(self._module, places)
-        self._runner = Runner(args, str(path), lambda: self._space.load(path))
+        self._space = ModelSpace(self._module, places, self._runtime.lines)
+        self._runner = Runner(args, str(path), lambda: self._space.load(path), self._runtime.lines)
         self.readiness: ThreadReadiness | None = None
         self._bound: Any = pb_utils.identify(self._module, *self._runner.identity)
 
@@ -192,6 +198,8 @@ class ThreadInstance:
         try:
             self._runner.initialize()
         except BaseException as error:
+            if trace_text(error):
+                self._runtime.lines.error(describe(error), error)
             self._space.close()
             raise BackendError(describe(error), where=self._runner.instance) from error
         if self._runner.can_be_asked:
@@ -236,9 +244,10 @@ class ThreadInstance:
         if self.readiness is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
                 self._context.host.loop.call_soon_threadsafe(self.readiness.close)
-        text = self._runner.finalize()
-        if text:
-            self._runtime.log("error", f"finalize of '{self._runner.instance}' failed: {text}")
+        error = self._runner.finalize()
+        if error is not None:
+            self._runtime.lines.error(f"finalize of '{self._runner.instance}' failed: {describe(error)}", error)
+        self._runtime.lines.close()
         self._runtime.close()
         self._space.close()
 
@@ -251,10 +260,10 @@ class _Sink:
         self.error = ""
         self._name = name
         self._version = version
-        self._execution = execution
+        self.execution = execution
 
     def emit(self, index: int, response: InferenceResponse | None, final: bool) -> None:
-        execution = self._execution
+        execution = self.execution
         answer = ProtocolResponse(self._name, self._version, execution.requests[index].id, final=final)
         if response is not None:
             error = response._error
@@ -278,11 +287,12 @@ class _Sink:
 class ModelSpace(importlib.abc.MetaPathFinder):
     """The modules of one instance: a package ``_workbench_model_N`` over the version's and the model's directory."""
 
-    def __init__(self, module: ModuleType, places: Sequence[Path]) -> None:
+    def __init__(self, module: ModuleType, places: Sequence[Path], lines: Lines) -> None:
+        self._lines = lines
         self._pb_utils = pb_utils.importable(module)
         self._name = f"_workbench_model_{next(_numbers)}"
         self._places = [str(place) for place in places]
-        self._builtins = {**vars(builtins), "__import__": self._import}
+        self._builtins = {**vars(builtins), "__import__": self._import, "print": self._print}
         package = ModuleType(self._name)
         package.__path__ = self._places
         sys.modules[self._name] = package
@@ -315,6 +325,16 @@ class ModelSpace(importlib.abc.MetaPathFinder):
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             spec.loader = _Loader(spec.loader, self._builtins)
         return spec
+
+    def _print(self, *values: Any, **options: Any) -> None:
+        """What the model's ``print`` does: it prints where it would, and the log has the line too."""
+        builtins.print(*values, **options)  # noqa: T201
+        file = options.get("file")
+        if file is None or file is sys.stdout or file is sys.stderr:
+            text = io.StringIO()
+            builtins.print(*values, **{**options, "file": text, "flush": False})  # noqa: T201
+            source = "stderr" if file is not None and file is sys.stderr else "stdout"
+            self._lines.printed(source, text.getvalue(), sys._getframe(1))
 
     def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if level == 0:

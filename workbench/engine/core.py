@@ -17,7 +17,7 @@ from workbench.engine.nested import NestedCalls
 from workbench.engine.options import EngineOptions
 from workbench.engine.timers import Timers
 from workbench.engine.turns import Turns
-from workbench.records import EventLog, RecordRing
+from workbench.records import EventLog, LogSettings, RecordRing
 
 T = TypeVar("T")
 
@@ -44,6 +44,7 @@ class EngineCore:
         events: EventLog,
         captured: CapturedRequests,
         custom_metrics: CustomMetrics,
+        log_settings: LogSettings,
     ) -> None:
         self.options = options
         self.loop = loop
@@ -51,6 +52,7 @@ class EngineCore:
         self.records = records
         self.events = events
         self.captured = captured
+        self.log_settings = log_settings
         self.inbox = Inbox(loop)
         self.inbox.adopt_thread()
         self.custom_metrics = custom_metrics

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from workbench.backends.base import LogLevel
+from workbench.backends.base import SERVER, LogLevel, Origin
 from workbench.clock import Clock
 from workbench.errors import InternalError, NotReady, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
@@ -69,9 +69,17 @@ class ModelHost:
             call.ticket = ticket
         return ticket.cancel
 
-    def log(self, level: LogLevel, message: str, *, model: str = "", instance: str = "", request_id: str = "") -> None:
-        """A line for the event log. Thread-safe."""
-        data = {name: value for name, value in (("instance", instance), ("request_id", request_id)) if value}
+    def log(
+        self, level: LogLevel, message: str, *, model: str = "", instance: str = "", origin: Origin = SERVER
+    ) -> None:
+        """A line for the event log, with the requests that it belongs to. Thread-safe."""
+        if not self._core.log_settings.allows(level):
+            return
+        data = about_line(origin)
+        if instance:
+            data["instance"] = instance
+        if self.model is not None:
+            data["version"] = self.model.version
         self._core.events.append("log", model or self._name, message, level=level, **data)
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:
@@ -106,3 +114,30 @@ class ModelHost:
     def _tell(self, instance: str, healthy: bool, why: str, gone: bool) -> None:
         if self.model is not None:
             self.model.instance_state(instance, healthy, why, gone)
+
+
+MAX_REQUESTS = 128
+"""Of how many requests of a batch a line names the numbers and ids."""
+
+
+def about_line(origin: Origin) -> dict[str, Any]:
+    """What the event of a log line says beside its text; only what there is.
+
+    ``source``, ``file``, ``line``, ``traceback``; and of the batch that was executed ``batch_seq``, the requests'
+    ``seqs`` (as in the records), ``request_ids`` and ``parents`` (``parent_seq`` of each), beside each other.
+    """
+    data: dict[str, Any] = {"source": origin.source} if origin.source != "server" else {}
+    if origin.file:
+        data["file"], data["line"] = origin.file, origin.line
+    if origin.traceback:
+        data["traceback"] = origin.traceback
+    execution = origin.execution
+    if execution is not None and execution.seqs:
+        data["batch_seq"] = execution.sequence
+        data["seqs"] = list(execution.seqs[:MAX_REQUESTS])
+        requests = execution.requests[:MAX_REQUESTS]  # none any more once all are answered
+        if any(request.id for request in requests):
+            data["request_ids"] = [request.id for request in requests]
+        if any(request.parent_seq >= 0 for request in requests):
+            data["parents"] = [request.parent_seq for request in requests]
+    return data

@@ -23,7 +23,7 @@ from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.timers import set_timer_slack
 from workbench.errors import InvalidRequest, LoadFailed, NotReady, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest
-from workbench.records import EventLog, RecordRing
+from workbench.records import EventLog, LogSettings, RecordRing
 
 T = TypeVar("T")
 
@@ -36,12 +36,15 @@ class RunningEngine:
 
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, options: EngineOptions, *, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self, options: EngineOptions, *, clock: Clock = monotonic_ns, log_settings: LogSettings | None = None
+    ) -> None:
         self.options = options
         self.records = RecordRing(options.record_capacity)
         self.events = EventLog(clock=clock)
         self.captured = CapturedRequests()
         self.custom_metrics = CustomMetrics()
+        self.log_settings = log_settings or LogSettings()
         self._clock = clock
         self._thread: threading.Thread | None = None
         self._core: EngineCore
@@ -118,7 +121,7 @@ class RunningEngine:
 
     def _set_up(self) -> None:
         set_timer_slack()
-        kept = self.records, self.events, self.captured, self.custom_metrics
+        kept = self.records, self.events, self.captured, self.custom_metrics, self.log_settings
         self._core = EngineCore(self.options, self.loop, self._clock, *kept)
         self.loop.set_exception_handler(self._on_loop_error)
         for note in self._core.placement.notes():

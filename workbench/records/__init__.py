@@ -13,6 +13,7 @@ from workbench.records.columns import (
     encode_columns,
 )
 from workbench.records.events import Event, EventLog
+from workbench.records.log_settings import LogSettings
 
 if TYPE_CHECKING:
     from workbench.records.environment import capture_environment
@@ -31,6 +32,7 @@ __all__ = [
     "REQUEST_COLUMNS",
     "Event",
     "EventLog",
+    "LogSettings",
     "RecordColumns",
     "RecordRing",
     "Run",

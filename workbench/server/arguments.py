@@ -53,6 +53,14 @@ def boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
 
 
+def verbosity(text: str) -> int:
+    """A verbose level as tritonserver reads it: a number, below 0 is 0, or a boolean."""
+    try:
+        return max(0, int(text))
+    except ValueError:
+        return int(boolean(text))
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InvalidRequest(message, hint="--help lists the options")
@@ -187,7 +195,7 @@ def _port_flags(group: Any) -> None:
 
 def _life_flags(group: Any) -> None:
     group.add_argument("--id", default="triton", help="the server's name in GET /v2")
-    group.add_argument("--log-verbose", type=int, default=0, metavar="LEVEL")
+    group.add_argument("--log-verbose", type=verbosity, default=0, metavar="LEVEL", help="0 for no verbose lines")
     _flag(group, "log-info", True, "log at level info")
     _flag(group, "log-warning", True, "log at level warning")
     _flag(group, "log-error", True, "log at level error")

@@ -28,7 +28,7 @@ from workbench.server.guard import HostGuard
 from workbench.server.http import JSON, Exchange
 from workbench.server.infer import InferEndpoint
 from workbench.server.options import EXTENSIONS, TRITON_VERSION, ServerOptions
-from workbench.server.settings import LogSettings, TraceSettings
+from workbench.server.settings import LogControl, TraceSettings
 from workbench.server.shared_memory import Kind, SharedMemory
 from workbench.server.traffic import WireCounts
 
@@ -68,7 +68,7 @@ class KServeApi:
         self.engine = engine
         self.options = options
         self.control = control
-        self.logging = LogSettings(options.log_verbose)
+        self.logging = LogControl(engine.log_settings)
         self.tracing = TraceSettings()
         self.memory = SharedMemory(options.allow_client_shm)
         forwarding = HeaderForwarding(options.http_header_forward_pattern)

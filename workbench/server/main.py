@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.records import LogSettings
 from workbench.server import runtime
 from workbench.server.access import parse_restrictions
 from workbench.server.arguments import backend_config, host_policies, parse, without_effect
 from workbench.server.http import HttpLimits
 from workbench.server.logs import log_event, start_logging
 from workbench.server.options import ServerOptions
-from workbench.server.settings import LogSettings
 
 if TYPE_CHECKING:
     from workbench.engine import EngineOptions
@@ -50,12 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         stream: TextIO = sys.stderr
         if args.log_file:
             try:
-                stream = stack.enter_context(Path(args.log_file).open("a"))
+                stream = stack.enter_context(Path(args.log_file).open("a", encoding="utf-8", errors="backslashreplace"))
             except OSError as error:
                 sys.stderr.write(f"error: --log-file: {error}\n")
                 return 1
-        settings = LogSettings(args.log_verbose, info=args.log_info, warning=args.log_warning, error=args.log_error)
-        settings.update({"log_format": args.log_format})
+        settings = LogSettings(
+            args.log_info, args.log_warning, args.log_error, args.log_verbose, args.log_format, args.log_file
+        )
         handler = start_logging(settings, stream)
         stack.callback(logging.getLogger("workbench").removeHandler, handler)
         return _serve(args, settings)
@@ -74,7 +75,7 @@ def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
 
     try:
         name = _unused(args.name) if args.name else runtime.free_name(Path(args.model_repository[0]).name)
-        engine = InferenceEngine(_engine_options(args))
+        engine = InferenceEngine(_engine_options(args), log_settings=settings)
         engine.events.subscribe(log_event)
         engine.start()
     except WorkbenchError as error:
@@ -86,7 +87,6 @@ def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
         _report(error)
         engine.stop(1.0)
         return 1
-    server.api.logging = settings
     server.on_stop(stop.request)
     # What lives now lives as long as the process: the collector need not look at it again.
     gc.collect()
@@ -242,6 +242,5 @@ def _server_options(args: argparse.Namespace, name: str) -> ServerOptions:
         detached=args.detached,
         runtime_file=True,
         reuse_port=args.reuse_http_port,
-        log_verbose=args.log_verbose,
         metrics_interval_s=args.metrics_interval_ms / 1000,
     )

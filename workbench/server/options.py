@@ -63,6 +63,5 @@ class ServerOptions:
     detached: bool = False
     runtime_file: bool = False
     reuse_port: bool = False
-    log_verbose: int = 0
     metrics_interval_s: float = 2.0
     limits: HttpLimits = field(default_factory=HttpLimits)

@@ -5,72 +5,72 @@ Keys, checks and texts are Triton's (http_server.cc ``HandleLogging``, ``HandleT
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from workbench.errors import InternalError, InvalidRequest, NotReady, Unsupported
 from workbench.protocol.json_data import NOT_ARRAY, NOT_BOOL, NOT_STRING, NOT_UINT
+from workbench.records import LogSettings
 
 _INT32_MAX = 2**31 - 1
 _UINT32_MAX = 2**32 - 1
+LOG_FORMATS = ("default", "ISO8601")
 
 
-class LogSettings:
-    """What is logged; changes take effect at once. ``verbose`` is the verbosity, 0 for none."""
+class LogControl:
+    """An engine's log settings as clients see and change them, over HTTP and gRPC; changes take effect at once."""
 
-    def __init__(self, verbose: int = 0, *, info: bool = True, warning: bool = True, error: bool = True) -> None:
-        self._values: dict[str, Any] = {
-            "log_file": "",
-            "log_info": info,
-            "log_warning": warning,
-            "log_error": error,
-            "log_verbose_level": verbose,
-            "log_format": "default",
-        }
-        self.verbose = verbose
+    def __init__(self, settings: LogSettings) -> None:
+        self._settings = settings
+
+    @property
+    def verbose(self) -> bool:
+        """Whether verbose lines are logged."""
+        return self._settings.verbose_level > 0
 
     def current(self) -> dict[str, Any]:
-        """The settings now."""
-        return dict(self._values)
-
-    def allows(self, level: int) -> bool:
-        """Whether a record of this ``logging`` level is to be written."""
-        if level >= logging.ERROR:
-            return bool(self._values["log_error"])
-        if level >= logging.WARNING:
-            return bool(self._values["log_warning"])
-        if level >= logging.INFO:
-            return bool(self._values["log_info"])
-        return self.verbose > 0
+        """The settings now, by Triton's names and in its order."""
+        settings = self._settings
+        return {
+            "log_file": settings.file,
+            "log_info": settings.info,
+            "log_warning": settings.warning,
+            "log_error": settings.error,
+            "log_verbose_level": settings.verbose_level,
+            "log_format": settings.format,
+        }
 
     def update(self, request: Any) -> None:
-        """Applies a POST body; null leaves a setting as it is.
+        """Applies a POST body; null leaves a setting as it is, and so does a name that is none.
+
+        Triton keeps the verbose level in 32 bits with a sign: 2**32 + 1 is 1, and what comes out negative is 0.
 
         Raises:
             WorkbenchError: with Triton's text; settings before the wrong one are applied, as in Triton.
         """
         if not isinstance(request, dict):
             return
+        settings = self._settings
         if request.get("log_file") is not None:
             raise Unsupported("log file location can not be updated through network protocol")
-        for key in ("log_info", "log_warning", "log_error"):
-            value = request.get(key)
+        for name in ("info", "warning", "error"):
+            value = request.get(f"log_{name}")
             if value is not None:
                 if not isinstance(value, bool):
                     raise InternalError(NOT_BOOL)
-                self._values[key] = value
+                setattr(settings, name, value)
         level = request.get("log_verbose_level")
         if level is not None:
             if type(level) is not int or not 0 <= level < 2**64:
                 raise InternalError(NOT_UINT)
-            self._values["log_verbose_level"] = self.verbose = level
+            level &= _UINT32_MAX
+            settings.verbose_level = level if level <= _INT32_MAX else 0
         form = request.get("log_format")
         if form is not None:
             if not isinstance(form, str):
                 raise InternalError(NOT_STRING)
-            if form not in ("default", "ISO8601"):
+            if form not in LOG_FORMATS:
                 raise NotReady(f"invalid argument for --log_format, got: {form}")
-            self._values["log_format"] = form
+            settings.format = form
 
 
 class TraceSettings:

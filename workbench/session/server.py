@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -17,16 +17,12 @@ from workbench.profiling.point import Point
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
 from workbench.session.given import EditLike, as_edits, as_tensor, plain
 from workbench.session.hints import explain
-from workbench.session.pipelines import breakdown_frame, composing_models
-from workbench.session.results import ConfigureResult, ConfigView, ModelRow, ModelTable, Result, SaveResult, Statistics
+from workbench.session.results import ConfigureResult, ModelRow, ModelTable, Result, SaveResult, Statistics
+from workbench.session.telling import TellingServer
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from workbench.engine.captured import CapturedRow
     from workbench.export import ExportResult
     from workbench.profiling import SweepJob, SweepResult
-    from workbench.records import Event, RecordColumns
     from workbench.session.state import SessionState
 
 Kind = Literal["process", "kernel", "remote"]
@@ -37,7 +33,7 @@ _FIELDS = frozenset(("priority", "timeout", "sequence_id", "sequence_start", "se
 _MAKING_SESSION = threading.Lock()  # one state a server, whichever thread asks first
 
 
-class Server(ABC):
+class Server(TellingServer):
     """A server that holds models.
 
     What a place cannot do raises ``Unsupported`` in words; it is never faked.
@@ -48,7 +44,6 @@ class Server(ABC):
     url: str
 
     _session: SessionState | None = None
-    _closed = False
 
     # -- models ---------------------------------------------------------------------------------------------------
 
@@ -79,10 +74,6 @@ class Server(ABC):
     @abstractmethod
     def unload(self, model: str) -> None:
         """Unloads a model; requests that run are finished first."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """The engine's snapshot: each model's state, instances, pending requests, failures, last batches."""
 
     @abstractmethod
     def is_live(self) -> bool:
@@ -177,11 +168,30 @@ class Server(ABC):
                 declared = {entry["name"]: entry["datatype"] for entry in self.model_metadata(model).get("inputs", ())}
         return [as_tensor(name, value, declared.get(name, "")) for name, value in inputs.items()]
 
-    # -- configuration --------------------------------------------------------------------------------------------
+    def replay(self, record: Any = None, *, timeout_s: float = 60.0) -> Result | list[Result]:
+        """Runs a captured request of a Python model again, on this thread, with the model.py as it lies there now.
 
-    @abstractmethod
-    def config(self, model: str) -> ConfigView:
-        """The configuration of a model: applied text, saved text, completed JSON, epoch."""
+        Prints appear here, ``breakpoint()`` stops here, and what the model raises is raised here as it is, so that
+        ``%debug`` looks at the model's own frames. The server's instances are not touched; requests to other models
+        (BLS) go to the server.
+
+        Args:
+            record: a ``seq``, a row of ``records()`` or of ``captured()``; None is the newest request that failed.
+            timeout_s: how long a decoupled model may take for its responses after ``execute`` has returned.
+
+        Returns:
+            The answer; the list of answers of a decoupled model.
+
+        Raises:
+            NotFound: the request is not kept.
+            Unsupported: the model is not a model.py, or its files are on another machine.
+        """
+        from workbench.session.replay import replay
+
+        __tracebackhide__ = True
+        return replay(self, record, timeout_s)
+
+    # -- configuration --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _configure(self, model: str, edits: Sequence[Edit], dry_run: bool) -> ConfigureResult:
@@ -220,106 +230,6 @@ class Server(ABC):
     def revert(self, model: str) -> ConfigureResult:
         """Applies the configuration as the file has it."""
         raise Unsupported(f"{self._who()} keeps no file to go back to")
-
-    # -- what a server of the workbench has, and a remote Triton has not ----------------------------------------------
-
-    def records(self, after: int = -1) -> pd.DataFrame:
-        """Per-request records, one row a request, newest last.
-
-        A request waited from ``queue_start`` to ``compute_start``, ran until ``compute_end``, and was answered at
-        ``end``: nanoseconds of CLOCK_MONOTONIC. With it its ``priority``, ``status``, ``instance``, the batch it was
-        part of (``batch_seq``, as in ``batches()``) and the request that it was made for (``parent_seq``, else -1).
-        """
-        requests: pd.DataFrame = self.record_columns(after).to_frames()[0]
-        return requests
-
-    def batches(self, after: int = -1) -> pd.DataFrame:
-        """Per-batch records: rows, requests, instance, and the reason why the batch left the queue (``full``, ...)."""
-        batches: pd.DataFrame = self.record_columns(after).to_frames()[1]
-        return batches
-
-    def record_columns(self, after: int = -1) -> RecordColumns:
-        """Records after a sequence number, as columns."""
-        raise Unsupported(f"{self._who()} gives no per-request records", hint="statistics() has its totals")
-
-    def events(self, after: int = -1) -> list[Event]:
-        """Events after a sequence number: states, applied edits, instance failures, log lines."""
-        raise Unsupported(f"{self._who()} tells no events over this connection", hint="read its log")
-
-    def captured(self) -> list[CapturedRow]:
-        """The requests whose inputs are kept, by ``seq``: failed ones and each model's slowest (64 MiB in all)."""
-        raise Unsupported(f"{self._who()} keeps no requests", hint="serve its repository here")
-
-    def captured_request(self, seq: int) -> InferenceRequest:
-        """A kept request, with its inputs.
-
-        Raises:
-            NotFound: it is not kept (any more).
-            Unsupported: a remote Triton keeps none.
-        """
-        raise Unsupported(f"{self._who()} keeps no requests", hint="serve its repository here")
-
-    def replay(self, record: Any = None, *, timeout_s: float = 60.0) -> Result | list[Result]:
-        """Runs a captured request of a Python model again, on this thread, with the model.py as it lies there now.
-
-        Prints appear here, ``breakpoint()`` stops here, and what the model raises is raised here as it is, so that
-        ``%debug`` looks at the model's own frames. The server's instances are not touched; requests to other models
-        (BLS) go to the server.
-
-        Args:
-            record: a ``seq``, a row of ``records()`` or of ``captured()``; None is the newest request that failed.
-            timeout_s: how long a decoupled model may take for its responses after ``execute`` has returned.
-
-        Returns:
-            The answer; the list of answers of a decoupled model.
-
-        Raises:
-            NotFound: the request is not kept.
-            Unsupported: the model is not a model.py, or its files are on another machine.
-        """
-        from workbench.session.replay import replay
-
-        __tracebackhide__ = True
-        return replay(self, record, timeout_s)
-
-    def breakdown(self, model: str, *, seconds: float | None = None) -> pd.DataFrame:
-        """Where the time of an ensemble's requests goes, step by step; also of a Python model's that asks others (BLS).
-
-        From the records: only requests that were made for this model count, whatever else its steps serve. Means in
-        milliseconds, one row a step in the order of the steps: ``calls`` for each request of ``model``, ``queue_ms``,
-        ``compute_input_ms``, ``compute_infer_ms``, ``compute_output_ms``, ``total_ms`` (until the answer was on its
-        way) and the ``share`` of the whole; then what lies between the steps, then the whole. ``compute_infer_ms`` of
-        the whole is the time from its first step to its last, with their queues; Triton's ``statistics()`` of an
-        ensemble have the sum of its steps' compute instead, without their queues.
-
-        Args:
-            model: whose requests.
-            seconds: only those of the last seconds; None takes all that are recorded still.
-
-        Raises:
-            Unsupported: a remote Triton gives no records; its ``statistics()`` have each model's totals.
-        """
-        columns = self.record_columns()
-        since = 0 if seconds is None else int(self.state()["time_ns"]) - int(seconds * 1e9)
-        return breakdown_frame(columns, model, composing_models(self.config(model).effective), since)
-
-    def traffic(self) -> pd.DataFrame:
-        """Bytes that were moved, counted where they move; one row a model, so that two answers can be subtracted.
-
-        On the wire, by the model that a client asked (zero in a kernel's engine, which has no wire): ``requests``, and
-        the bytes ``received`` and ``sent`` for them, HTTP heads included. Inside: bytes that went
-        ``to_processes`` and ``from_processes`` of a Python model; bytes of tensors that an ensemble has
-        ``handed_on`` to its steps and in its answers, and how many of them it ``copied`` to do so. The inside counts
-        begin anew when a model is reloaded.
-
-        Raises:
-            Unsupported: a remote Triton does not count them.
-        """
-        raise Unsupported(f"{self._who()} does not count the bytes that it moves", hint="serve its repository here")
-
-    def devices(self) -> dict[str, Any]:
-        """CPU, memory and GPUs of the machine that serves."""
-        raise Unsupported(f"{self._who()} gives no device readings over this connection", hint="read its /metrics")
 
     # -- measuring ------------------------------------------------------------------------------------------------
 
@@ -409,7 +319,7 @@ class Server(ABC):
             return self._session
 
     def panel(self, name: str = "overview", **options: Any) -> Any:
-        """A panel for a notebook: ``overview``, ``config``, ``live``, ``sweep``, ``ensemble``, ``devices``."""
+        """A panel: ``overview``, ``config``, ``live``, ``logs``, ``sweep``, ``ensemble``, ``devices``."""
         import importlib
 
         # The one late binding of the house: session lies below panels.
@@ -426,11 +336,6 @@ class Server(ABC):
     def close(self) -> None:
         """Lets go of the server: ends it if it is owned. May be called twice."""
 
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` has been called."""
-        return self._closed
-
     def __enter__(self) -> Self:
         return self
 
@@ -440,9 +345,6 @@ class Server(ABC):
     def why_gone(self) -> str:
         """What to do when nothing answers any more; empty when there is nothing to say."""
         return ""
-
-    def _who(self) -> str:
-        return f"the server at {self.url}" if self.url else "this server"
 
     def __repr__(self) -> str:
         if self._closed:

@@ -16,6 +16,7 @@ from typing import Any
 
 from workbench.backends._child import wire
 from workbench.backends._child.enums import ErrorCode
+from workbench.backends._child.lines import Lines
 from workbench.backends._child.metrics import Drops
 from workbench.backends._child.requests import InferenceRequest, nested_head
 from workbench.backends._child.runner import Threads
@@ -29,6 +30,9 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._send_lock = threading.Lock()
+        self._sending = 0  # the thread that holds the lock
+        self._late: deque[Any] = deque()
+        self._pid = os.getpid()
         self._slabs = Slabs()
         self._reader = wire.FrameReader()
         self._condition = threading.Condition(threading.Lock())
@@ -39,6 +43,7 @@ class Channel:
         self._next_call = 0
         self._threads = Threads()
         self.drops = Drops(self)
+        self.lines = Lines(self._log, os.sep)
         threading.Thread(target=self._watch, name="workbench-watch", daemon=True).start()
 
     # What the model calls
@@ -79,10 +84,6 @@ class Channel:
         """Threads for ``async_exec``."""
         return self._threads.get()
 
-    def log(self, level: str, message: str) -> None:
-        """A line for the server's log."""
-        self.send(wire.LOG, (level, message))
-
     def ask(self, operation: str, *arguments: Any) -> Any:
         """Asks the server something else and waits (see ``Runtime``)."""
         number, answers = self._open_call()
@@ -111,17 +112,45 @@ class Channel:
     def send(self, kind: int, head: Any, packer: wire.Packer | None = None) -> None:
         """Sends a frame; a large payload goes through a slab. Thread-safe, blocks while the server does not read."""
         with self._send_lock:
-            head = (self._slabs.outgoing(), head)
-            if packer is None or packer.size <= wire.INLINE_LIMIT:
-                payload = packer.inline() if packer is not None else b""
-                self._send(wire.encode(kind, head, payload))
-                return
-            slab = self._slabs.out.take(packer.size)
-            packer.copy_into(slab.memory)
-            new = slab.fd >= 0
-            pieces = wire.encode(kind, head, fds=int(new), slab=(slab.id, packer.size))
-            self._send(pieces, slab.fd if new else -1)
-            slab.close_fd()
+            self._sending = threading.get_ident()
+            try:
+                self._send_one(kind, head, packer)
+            finally:
+                self._sending = 0
+        while self._late:
+            self._send_late()
+
+    def _send_one(self, kind: int, head: Any, packer: wire.Packer | None) -> None:
+        head = (self._slabs.outgoing(), head)
+        if packer is None or packer.size <= wire.INLINE_LIMIT:
+            payload = packer.inline() if packer is not None else b""
+            self._send(wire.encode(kind, head, payload))
+            return
+        slab = self._slabs.out.take(packer.size)
+        packer.copy_into(slab.memory)
+        new = slab.fd >= 0
+        pieces = wire.encode(kind, head, fds=int(new), slab=(slab.id, packer.size))
+        self._send(pieces, slab.fd if new else -1)
+        slab.close_fd()
+
+    def _log(self, level: str, text: str, source: str, file: str, line: int, trace: str, batch: Any) -> None:
+        """A line for the server's log (see ``lines.Send``)."""
+        if os.getpid() != self._pid:  # a process that the model forked must not write into this one's frames
+            os.write(2, f"{text}\n".encode("utf-8", "replace"))
+            return
+        number = 0 if batch is None else batch.sink.number
+        head = (level, text, source, file, line, trace, number)
+        if self._sending == threading.get_ident():  # a finalizer of the model logs while its thread sends something
+            self._late.append(head)
+        else:
+            self.send(wire.LOG, head)
+
+    def _send_late(self) -> None:
+        try:
+            head = self._late.popleft()
+        except IndexError:  # another thread has taken it
+            return
+        self.send(wire.LOG, head)
 
     def wait_for_room(self, batch: int, index: int) -> None:
         """Before a response of a decoupled model that is not the final one: waits until enough others are taken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import types
 from typing import Any
 
@@ -118,7 +119,7 @@ def _logger(runtime: requests.Runtime) -> type:
         given = tensors.arguments("log", signature, {"message": ..., "level": LogLevel.INFO}, args, kwargs)
         if not isinstance(given["message"], str) or not isinstance(given["level"], LogLevel):
             raise tensors.incompatible("log", signature, args, kwargs)
-        runtime.log(given["level"].name.lower(), given["message"])
+        runtime.lines.log(given["level"].name.lower(), given["message"], sys._getframe(1))
 
     def at(name: str, level: LogLevel) -> Any:
         def function(*args: Any, **kwargs: Any) -> None:
@@ -126,7 +127,7 @@ def _logger(runtime: requests.Runtime) -> type:
             given = tensors.arguments(name, signature, {"message": ...}, args, kwargs)
             if not isinstance(given["message"], str):
                 raise tensors.incompatible(name, signature, args, kwargs)
-            runtime.log(level.name.lower(), given["message"])
+            runtime.lines.log(level.name.lower(), given["message"], sys._getframe(1))
 
         function.__name__ = name
         function.__doc__ = f"Writes a line to the server's log at the level {level.name}."

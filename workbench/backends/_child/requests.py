@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Protocol
 
 from workbench.backends._child.enums import MODULE, MemoryType
+from workbench.backends._child.lines import Lines
 from workbench.backends._child.metrics import Drops
 from workbench.backends._child.replies import InferenceResponseSender, Reply
 from workbench.backends._child.tensors import (
@@ -32,18 +33,16 @@ class Responses(Protocol):
 
 
 class Runtime(Protocol):
-    """What a model reaches its server through; ``drops`` are the metrics that it lets go."""
+    """What a model reaches its server through: ``lines`` for the log, ``drops`` are the metrics that it lets go."""
 
     drops: Drops
+    lines: Lines
 
     def infer(self, request: InferenceRequest, streams: bool) -> Responses:
         """Sends a nested request; does not wait for an answer. Without ``streams`` no decoupled model takes it."""
 
     def executor(self) -> Any:
         """Threads for ``async_exec``."""
-
-    def log(self, level: str, message: str) -> None:
-        """A line for the server's log."""
 
     def ask(self, operation: str, *arguments: Any) -> Any:
         """Asks the server something else (see ``python_questions``) and waits.

@@ -16,14 +16,11 @@ from types import ModuleType
 from typing import Any
 
 from workbench.backends._child.coroutines import SharedLoop
+from workbench.backends._child.lines import OURS, Lines
 from workbench.backends._child.model_config import ModelConfig
 from workbench.backends._child.replies import DECOUPLED_HINT, Batch, Reply, prune
 from workbench.backends._child.tensors import InferenceResponse, TritonModelException
 
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-_ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
-# Frames of the workbench itself are left out of a model's traceback, as Triton's C++ is.
-_OURS = (_ROOT if os.path.basename(_ROOT) == "workbench" else _HERE) + os.sep  # noqa: PTH119
 _BORDERS = frozenset(("load", "initialize", "auto_complete", "execute", "finalize", "check_ready"))
 _MISSING: Any = object()
 NOT_BOOLEAN = "is_ready() must return a boolean value"
@@ -47,7 +44,7 @@ def describe(error: BaseException) -> str:
     lines: list[str] = []
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if file.startswith(_OURS):
+        if file.startswith(OURS):
             if name in _BORDERS:
                 break
         elif not lines and file.startswith("<frozen importlib"):
@@ -65,10 +62,12 @@ class Runner:
         args: what ``initialize`` gets: Triton's seven strings.
         path: the model's file.
         load: gives the module of that file.
+        lines: takes what the model raises to the log, and is told which batch is executed.
     """
 
-    def __init__(self, args: dict[str, str], path: str, load: Callable[[], ModuleType]) -> None:
+    def __init__(self, args: dict[str, str], path: str, load: Callable[[], ModuleType], lines: Lines) -> None:
         self.args = args
+        self.lines = lines
         self.path = path
         self.instance = args.get("model_instance_name", "")
         config = json.loads(args["model_config"]) if args.get("model_config") else {}
@@ -110,18 +109,18 @@ class Runner:
             )
         return json.dumps(result.as_dict())
 
-    def finalize(self) -> str:
-        """Calls the model's ``finalize``; gives the text of what it raised, or ""."""
+    def finalize(self) -> BaseException | None:
+        """Calls the model's ``finalize``; gives what it raised."""
         finalize = getattr(self._model, "finalize", None)
         try:
             if finalize is not None:
                 finalize()
         except BaseException as error:
-            return describe(error)
+            return error
         finally:
             if self._loop is not None:
                 self._loop.close()
-        return ""
+        return None
 
     @property
     def can_be_asked(self) -> bool:
@@ -151,6 +150,7 @@ class Runner:
         batch.decoupled = self.decoupled
         batch.model, batch.instance = self.args["model_name"], self.instance
         replies: list[Reply] = [request._reply for request in requests]
+        self.lines.begin(batch, self.decoupled)
         batch.input_end = monotonic_ns()
         try:
             if self._execute is None:
@@ -167,8 +167,9 @@ class Runner:
             batch.output_start = batch.output_start or monotonic_ns()
             if self.on_error is not None:
                 self.on_error(error)
-            self._fail(replies, batch, describe(error))
+            self._fail(replies, batch, error)
             return
+        self.lines.end()
         if not batch.open:
             batch.end("")  # the answers go first, the requests after them
             requests.clear()
@@ -183,8 +184,10 @@ class Runner:
         replies.clear()
         batch.end("")
 
-    def _fail(self, replies: list[Reply], batch: Batch, text: str) -> None:
-        text = f"Failed to process the request(s) for model '{self.instance}', message: {text}"
+    def _fail(self, replies: list[Reply], batch: Batch, error: BaseException) -> None:
+        text = f"Failed to process the request(s) for model '{self.instance}', message: {describe(error)}"
+        self.lines.error(text, error)
+        self.lines.end()
         for reply in replies:
             reply.held = None
             reply.fail()

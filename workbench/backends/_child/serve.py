@@ -17,6 +17,7 @@ from typing import Any
 
 from workbench.backends._child import pb_utils, wire
 from workbench.backends._child.channel import Channel, received
+from workbench.backends._child.lines import Printed, trace_text
 from workbench.backends._child.readiness import answer_checks
 from workbench.backends._child.replies import Batch, Reply
 from workbench.backends._child.runner import ModelError, Runner, describe
@@ -113,18 +114,25 @@ def _serve(fd: int) -> int:
     channel = Channel(sock)
     setup = channel.next_work().head
     die_with_parent(setup["parent"])
+    lines = channel.lines
+    lines.root = os.path.dirname(setup["path"]) + os.sep  # noqa: PTH120
+    sys.stdout, sys.stderr = Printed(sys.stdout, "stdout", lines), Printed(sys.stderr, "stderr", lines)
     module = pb_utils.build(channel, setup["version_dir"])
     sys.modules.update(pb_utils.importable(module))
     sys.path.extend(setup["places"])
-    runner = Runner(setup["args"], setup["path"], lambda: load(setup["path"], setup["package"]))
+    runner = Runner(setup["args"], setup["path"], lambda: load(setup["path"], setup["package"]), lines)
     try:
         if setup["mode"] == "auto_complete":
             channel.send(wire.READY, runner.auto_complete(setup["args"]["model_config"]))
             _leave()
         runner.initialize()
     except BaseException as error:
+        lines.finish()
+        if trace_text(error):
+            lines.error(describe(error), error)
         channel.send(wire.FAILED, (describe(error),))
         _leave()
+    lines.finish()
     if runner.can_be_asked:
         with answer_checks(runner) as theirs:
             channel.send_fd(wire.READY, "", theirs.fileno())
@@ -135,9 +143,10 @@ def _serve(fd: int) -> int:
     while True:
         frame = channel.next_work()
         if frame.kind == wire.FINALIZE:
-            text = runner.finalize()
-            if text:
-                channel.log("error", f"finalize of '{runner.instance}' failed: {text}")
+            raised = runner.finalize()
+            if raised is not None:
+                lines.error(f"finalize of '{runner.instance}' failed: {describe(raised)}", raised)
+            lines.close()
             _leave()
         number, count, fields, packed, kinds = frame.head
         responder = Responder(channel, number, count)

@@ -1,0 +1,242 @@
+"""What a model logs, prints and raises, on its way to the server's log.
+
+Each line says which batch was being executed and where in the code it comes from. A model may log and print as much as
+it likes: of each stream ``LOGGED`` or ``PRINTED`` lines a second get through, and then a count of those that did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+import traceback as tracebacks
+from collections.abc import Callable, Iterator
+from time import monotonic_ns  # noqa: TID251 - another interpreter may run this file: it has no workbench.clock
+from typing import Any
+
+LOGGED = 1000
+PRINTED = 200
+"""Lines a second: through ``Logger``; through each of ``sys.stdout`` and ``sys.stderr``."""
+
+LIMIT = 16384
+"""Characters of a line, and of a traceback."""
+
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
+OURS = (_ROOT if os.path.basename(_ROOT) == "workbench" else _HERE) + os.sep  # noqa: PTH119
+"""Where the workbench's own files are: its frames are left out of what a model's author sees, as Triton's C++ is."""
+
+_LEVELS = {"stdout": "info", "stderr": "warning"}
+_WORDS = {"logger": "log lines", "stdout": "lines of output", "stderr": "lines of output on stderr"}
+
+Send = Callable[[str, str, str, str, int, str, Any], None]
+"""Takes a line: level, text, source (``logger``, ``stdout``, ``stderr`` or ``error``), file, line number, traceback,
+and the batch or None.
+"""
+
+
+class Budget:
+    """So many lines a second, and as many at once."""
+
+    __slots__ = ("_filled", "_said", "_tokens", "dropped", "per_second")
+
+    def __init__(self, per_second: int) -> None:
+        self.per_second = per_second
+        self._tokens = float(per_second)
+        self._filled = monotonic_ns()
+        self._said = 0
+        self.dropped = 0
+
+    def take(self) -> bool:
+        """Whether another line may pass; one that may not is counted."""
+        now = monotonic_ns()
+        self._tokens = min(self.per_second, self._tokens + (now - self._filled) * self.per_second / 1e9)
+        self._filled = now
+        if self._tokens < 1:
+            self.dropped += 1
+            return False
+        self._tokens -= 1
+        return True
+
+    def due(self) -> bool:
+        """Whether it is time to say how many were dropped: once a second at most."""
+        if not self.dropped:
+            return False
+        now = monotonic_ns()
+        if now - self._said < 1_000_000_000:
+            return False
+        self._said = now
+        return True
+
+
+class Lines:
+    """The lines of one model.
+
+    Args:
+        send: takes them to the server.
+        root: the model's directory: of the calls that lead to a line, the innermost from there is its place.
+    """
+
+    def __init__(self, send: Send, root: str) -> None:
+        self.root = root
+        self._send = send
+        self._budgets = {"logger": Budget(LOGGED), "stdout": Budget(PRINTED), "stderr": Budget(PRINTED)}
+        self._unfinished: dict[tuple[str, int], str] = {}
+        self._batch: Any = None
+        self._thread = 0
+        self._decoupled = False
+
+    def begin(self, batch: Any, decoupled: bool) -> None:
+        """From now on this thread executes a batch."""
+        self._batch, self._thread, self._decoupled = batch, threading.get_ident(), decoupled
+
+    def end(self) -> None:
+        """The batch has been executed."""
+        if self._unfinished:
+            self.finish()
+        for source, budget in self._budgets.items():
+            if budget.dropped and budget.due():
+                self._confess(source, budget)
+        self._batch = None
+
+    def close(self) -> None:
+        """The model is gone: says what has not been said."""
+        self.finish()
+        for source, budget in self._budgets.items():
+            if budget.dropped:
+                self._confess(source, budget)
+
+    def log(self, level: str, text: str, frame: Any) -> None:
+        """A line of ``Logger``, called in ``frame``."""
+        budget = self._budgets["logger"]
+        if not budget.take():
+            return
+        if budget.due():
+            self._confess("logger", budget)
+        self._send(level, shortened(text), "logger", *place(frame), "", self._current())
+
+    def printed(self, source: str, text: str, frame: Any) -> None:
+        """What was written to a stream in ``frame``; a line is sent when its end has come."""
+        key = source, threading.get_ident()
+        before = self._unfinished.pop(key, "")
+        *whole, rest = text.split("\n") if not before else (before + text).split("\n")
+        for line in whole:
+            self._print(source, line, frame)
+        if rest:
+            self._unfinished[key] = rest[:LIMIT]
+
+    def finish(self) -> None:
+        """Sends the lines whose end has not come."""
+        while self._unfinished:
+            (source, _), text = self._unfinished.popitem()
+            self._print(source, text, None)
+
+    def error(self, text: str, error: BaseException) -> None:
+        """Something that the model raised; ``text`` is what clients are told."""
+        with contextlib.suppress(Exception):  # an exception of the model's may refuse to be looked at
+            file, number = raised_at(error, self.root)
+            self._send("error", shortened(text), "error", file, number, trace_text(error), self._current())
+
+    def _print(self, source: str, text: str, frame: Any) -> None:
+        text = text.rstrip("\r")
+        budget = self._budgets[source]
+        if not text or not budget.take():
+            return
+        if budget.due():
+            self._confess(source, budget)
+        where = place(self._own(frame))
+        self._send(_LEVELS[source], shortened(text), source, *where, "", self._current())
+
+    def _confess(self, source: str, budget: Budget) -> None:
+        count, budget.dropped = budget.dropped, 0
+        text = f"{count} {_WORDS[source]} were dropped: more than {budget.per_second} in a second"
+        self._send("warning", text, source, "", 0, "", self._current())
+
+    def _current(self) -> Any:
+        """The batch that a line belongs to: of a decoupled model's other threads nobody knows which."""
+        if self._decoupled and threading.get_ident() != self._thread:
+            return None
+        return self._batch
+
+    def _own(self, frame: Any) -> Any:
+        found = frame
+        while found is not None:
+            if found.f_code.co_filename.startswith(self.root):
+                return found
+            found = found.f_back
+        return frame
+
+
+class Printed(io.TextIOWrapper):
+    """``sys.stdout`` or ``sys.stderr`` of a model's process: its lines go to the log, with the place that printed them.
+
+    What is written past it, to the descriptor or ``buffer``, goes where it went before; so does all in a process that
+    the model forked.
+    """
+
+    def __init__(self, stream: Any, source: str, lines: Lines) -> None:
+        super().__init__(stream.buffer, encoding="utf-8", errors="replace", write_through=True)
+        self._source = source
+        self._lines = lines
+        self._pid = os.getpid()
+
+    def write(self, text: str) -> int:
+        """Takes text as any stream does."""
+        if type(text) is not str or os.getpid() != self._pid:
+            return super().write(text)
+        self._lines.printed(self._source, text, sys._getframe(1))
+        return len(text)
+
+
+def place(frame: Any) -> tuple[str, int]:
+    """File (without its directories, as Triton shows it) and line of a frame."""
+    if frame is None:
+        return "", 0
+    return frame.f_code.co_filename.rpartition(os.sep)[2], frame.f_lineno
+
+
+def shortened(text: str) -> str:
+    """A text, or the beginning and the end of one that is too long; what is no Unicode in it is written as escapes."""
+    if len(text) > LIMIT:
+        half = LIMIT // 2
+        text = f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def trace_text(error: BaseException) -> str:
+    """The Python traceback of what a model raised, without the workbench's own frames; "" where none is left."""
+    whole = tracebacks.TracebackException.from_exception(error)
+    left = 0
+    for each in _chain(whole):
+        own = [frame for frame in each.stack if not frame.filename.startswith(OURS)]
+        each.stack[:] = own
+        left += len(own)
+    if not left and not isinstance(error, SyntaxError):
+        return ""
+    return shortened("".join(whole.format()).rstrip("\n"))
+
+
+def _chain(error: Any) -> Iterator[Any]:
+    seen: list[Any] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def raised_at(error: BaseException, root: str) -> tuple[str, int]:
+    """File and line of the innermost call of the model's own code; of any code but ours where it has none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename.rpartition(os.sep)[2], error.lineno or 0
+    found, own = ("", 0), ("", 0)
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(OURS):
+            found = file.rpartition(os.sep)[2], trace.tb_lineno
+            if file.startswith(root):
+                own = found
+        trace = trace.tb_next
+    return own if own[0] else found
