@@ -20,8 +20,8 @@ LOGGED = 1000
 PRINTED = 200
 """Lines a second: through ``Logger``; through each of ``sys.stdout`` and ``sys.stderr``."""
 
-LIMIT = 16384
-"""Characters of a line, and of a traceback."""
+LIMIT, PRINTED_LIMIT = 16384, 8192
+"""Characters of a line and of a traceback; of a printed line."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 _ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
@@ -125,7 +125,7 @@ class Lines:
         for line in whole:
             self._print(source, line, frame)
         if rest:
-            self._unfinished[key] = rest[:LIMIT]
+            self._unfinished[key] = rest[:PRINTED_LIMIT]
 
     def finish(self) -> None:
         """Sends the lines whose end has not come."""
@@ -147,7 +147,7 @@ class Lines:
         if budget.due():
             self._confess(source, budget)
         where = place(self._own(frame))
-        self._send(_LEVELS[source], shortened(text), source, *where, "", self._current())
+        self._send(_LEVELS[source], shortened(text, PRINTED_LIMIT), source, *where, "", self._current())
 
     def _confess(self, source: str, budget: Budget) -> None:
         count, budget.dropped = budget.dropped, 0
@@ -197,10 +197,10 @@ def place(frame: Any) -> tuple[str, int]:
     return frame.f_code.co_filename.rpartition(os.sep)[2], frame.f_lineno
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, limit: int = LIMIT) -> str:
     """A text, or the beginning and the end of one that is too long; what is no Unicode in it is written as escapes."""
-    if len(text) > LIMIT:
-        half = LIMIT // 2
+    if len(text) > limit:
+        half = (limit - 64) // 2
         text = f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode()
 
