@@ -28,6 +28,11 @@ INDEX_SIZE = 100_000
 INDEX_SEED = 384
 INDEX_TOP = 10
 
+SMALL_LENGTH = 512
+"""Bytes that ``magika_small`` sees, of the 2048 that ``magika`` does."""
+
+_GELU_ROOT = float(np.sqrt(2 / np.pi))
+_GELU_CUBIC = 0.044715
 _HEADS = 12
 _LAYERS = 6
 _LAYER_NORM_EPSILON = 1e-12
@@ -211,6 +216,70 @@ def _transformer_layer(graph: _Graph, weights: Mapping[str, NDArray[Any]], x: st
     narrow = _dense(graph, weights, _gelu(graph, wide), f"{source}output.dense", f"{name}/narrow")
     residual = graph.add("Add", [narrow, x], f"{name}/residual")
     return _layer_norm(graph, weights, residual, f"{source}output.LayerNorm", name)
+
+
+def magika_small(original: bytes, length: int = SMALL_LENGTH) -> onnx.ModelProto:
+    """Magika's network on the two ends of its input: bytes int32 [b, length] -> target_label fp32 [b, labels].
+
+    The weights are those of the whole network. Of the scales and biases that belong to a position those of the first
+    and the last positions are taken, and a position is four bytes. The mean and variance of a channel, which the
+    network takes over all positions, are taken over the fewer ones; this is what makes its answers differ.
+
+    Args:
+        original: the file model.onnx of standard_v3_3.
+        length: how many bytes: half of them from the beginning, half from the end.
+    """
+    weights = {each.name: each for each in onnx.load_model_from_string(original).graph.initializer}
+
+    def weight(suffix: str) -> NDArray[Any]:
+        (found,) = (each for name, each in weights.items() if name.endswith(suffix))
+        return numpy_helper.to_array(found)
+
+    graph = _Graph(f"magika_{length}")
+    add, constant = graph.add, graph.constant
+    positions, half = length // 4, length // 8
+    scale, bias = (weight(f"LayerNorm_0/Reshape_{part}:0") for part in (2, 3))
+    ends = np.r_[:half, scale.shape[1] - half : scale.shape[1]]
+    # A byte is one of 257 values: its embedding and the gelu behind it are looked up.
+    table = _gelu_tanh(weight("get_logits_/Const:0") + weight("Dense_0/Reshape:0").reshape(1, -1))
+    x = add("Gather", [constant("table", table), "bytes"], "embedded")
+    x = add("Reshape", [x, constant("by_four", [0, positions, 4 * table.shape[1]], np.int64)], "positions")
+    x = _normalised(graph, x, scale[:, ends], bias[:, ends], "norm0")
+    x = add("Transpose", [x], "channels", perm=[0, 2, 1])
+    kernel, shift = weight("Conv_0/transpose_3:0")[..., 0], weight("const_fold_opt__209").reshape(-1)
+    x = add("Conv", [x, constant("conv/weight", kernel), constant("conv/bias", shift)], "conv")
+    cube = add("Mul", [add("Mul", [x, x], "conv/square"), x], "conv/cube")
+    inner = add("Add", [x, add("Mul", [cube, constant("cubic", _GELU_CUBIC)], "conv/cubic")], "conv/sum")
+    tanh = add("Tanh", [add("Mul", [inner, constant("root", _GELU_ROOT)], "conv/inner")], "conv/tanh")
+    gate = add("Mul", [add("Add", [tanh, constant("one", 1.0)], "conv/plus"), constant("half", 0.5)], "conv/gate")
+    x = add("ReduceMax", [add("Mul", [x, gate], "conv/gelu")], "pooled", axes=[2], keepdims=0)
+    x = _normalised(graph, x, weight("LayerNorm_1/Reshape_2:0"), weight("LayerNorm_1/Reshape_3:0"), "norm1")
+    x = graph.dense(x, weight("get_logits_/Const_24:0"), weight("Dense_1/Reshape:0").reshape(-1), "logits")
+    add("Softmax", [x], "target_label", axis=-1)
+    labels = weight("get_logits_/Const_24:0").shape[1]
+    return graph.model(
+        [helper.make_tensor_value_info("bytes", TensorProto.INT32, ["batch", length])],
+        [helper.make_tensor_value_info("target_label", TensorProto.FLOAT, ["batch", labels])],
+        f"Magika standard_v3_3 on {length} bytes",
+    )
+
+
+def _gelu_tanh(x: NDArray[Any]) -> NDArray[Any]:
+    wide = x.astype(np.float64)
+    result: NDArray[Any] = (0.5 * wide * (1 + np.tanh(_GELU_ROOT * (wide + _GELU_CUBIC * wide**3)))).astype(np.float32)
+    return result
+
+
+def _normalised(graph: _Graph, x: str, scale: NDArray[Any], bias: NDArray[Any], name: str) -> str:
+    """Layer norm over axis 1, whose scales and biases are by position there."""
+    add, constant = graph.add, graph.constant
+    centred = add("Sub", [x, add("ReduceMean", [x], f"{name}/mean", axes=[1], keepdims=1)], f"{name}/centred")
+    square = add("Mul", [centred, centred], f"{name}/square")
+    variance = add("ReduceMean", [square], f"{name}/variance", axes=[1], keepdims=1)
+    deviation = add("Sqrt", [add("Add", [variance, constant("epsilon", 1e-6)], f"{name}/safe")], f"{name}/deviation")
+    unit = add("Div", [centred, deviation], f"{name}/unit")
+    scaled = add("Mul", [unit, constant(f"{name}/scale", scale)], f"{name}/scaled")
+    return add("Add", [scaled, constant(f"{name}/bias", bias)], name)
 
 
 def _dense(graph: _Graph, weights: Mapping[str, NDArray[Any]], x: str, key: str, output: str, scale: float = 1) -> str:

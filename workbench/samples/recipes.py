@@ -117,11 +117,22 @@ def _make_tokenizer(wheel: Path | None, _folder: Path) -> Files:
 
 
 def _make_magika(wheel: Path | None, _folder: Path) -> Files:
+    return {"1/model.onnx": _member(wheel, _MAGIKA_FOLDER + "model.onnx"), "labels.txt": _magika_labels(wheel)}
+
+
+def _make_magika_small(wheel: Path | None, _folder: Path) -> Files:
+    graphs = _graphs("magika_small")
+    model: bytes = graphs.magika_small(_member(wheel, _MAGIKA_FOLDER + "model.onnx")).SerializeToString()
+    return {"1/model.onnx": model, "labels.txt": _magika_labels(wheel)}
+
+
+def _make_router(wheel: Path | None, _folder: Path) -> Files:
+    return {"labels.txt": _magika_labels(wheel)}
+
+
+def _magika_labels(wheel: Path | None) -> bytes:
     labels = json.loads(_member(wheel, _MAGIKA_FOLDER + "config.min.json"))["target_labels_space"]
-    return {
-        "1/model.onnx": _member(wheel, _MAGIKA_FOLDER + "model.onnx"),
-        "labels.txt": "".join(f"{label}\n" for label in labels).encode(),
-    }
+    return "".join(f"{label}\n" for label in labels).encode()
 
 
 def _member(wheel: Path | None, name: str) -> bytes:
@@ -168,6 +179,27 @@ RECIPES: dict[str, Recipe] = {
             make=_make_magika,
             notice="Magika, standard model v3.3, Copyright Google LLC; model.onnx is unchanged, labels.txt lists the\n"
             f"label names of its config.min.json, one a line.\n{_APACHE}",
+            wheel=MAGIKA_WHEEL,
+        ),
+        Recipe(
+            model="magika_small",
+            summary="file type from 512 bytes",
+            version=1,
+            files=("1/model.onnx", "labels.txt"),
+            make=_make_magika_small,
+            notice="Magika, standard model v3.3, Copyright Google LLC. Changed: the weights were put into an ONNX graph\n"
+            "that sees the first and the last 256 bytes, not 1024 each; labels.txt lists the label names.\n"
+            f"{_APACHE}",
+            wheel=MAGIKA_WHEEL,
+        ),
+        Recipe(
+            model="router",
+            summary="cascade: magika_small, magika where it is unsure",
+            version=1,
+            files=("labels.txt",),
+            make=_make_router,
+            notice="A Python model that asks two others; labels.txt lists the label names of Magika, standard model\n"
+            f"v3.3, Copyright Google LLC.\n{_APACHE}",
             wheel=MAGIKA_WHEEL,
         ),
         Recipe(
