@@ -5,7 +5,7 @@ answer, as JSON. ``WHOLE`` are whole files. Addresses are taken out of texts.
 
 Not among them is what the real server of this release does not survive, or answers with something that is no HTTP: an
 error on the server's side of a metric or a load (it dies now and then), a capsule of numpy's own, ``is_cancelled`` of a
-request of one's own, a nested request in ``initialize``, an error behind a response in a stream that another model
+request of one's own, an error behind a response in a stream that another model
 reads (it waits for ever), a list beside a response that was sent. Those texts are recorded in
 ``backends/test_python_utils.py`` and ``backends/test_python.py``.
 """

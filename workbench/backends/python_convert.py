@@ -30,9 +30,9 @@ NUMBERS = {code: number for number, code in enumerate(CODES)}
 
 
 def parameters_json(parameters: Mapping[str, Parameter]) -> str:
-    """A request's parameters as a model sees them: compact JSON, "" for none."""
+    """A request's parameters as a model sees them: compact JSON in UTF-8 as it is, "" for none."""
     kept = {key: value for key, value in parameters.items() if key not in RESERVED}
-    return json.dumps(kept, separators=(",", ":")) if kept else ""
+    return json.dumps(kept, separators=(",", ":"), ensure_ascii=False) if kept else ""
 
 
 def request_fields(request: InferenceRequest) -> tuple[Any, ...] | None:
@@ -161,7 +161,7 @@ def nested_request(head: Any, tensors: list[Tensor], parent_seq: int) -> Inferen
     return InferenceRequest(
         model_name=name,
         inputs=tensors,
-        outputs=[RequestedOutput(output) for output in outputs],
+        outputs=[RequestedOutput(output) for output in dict.fromkeys(outputs)],  # twice the same is no error there
         model_version=version,
         id=request_id,
         parameters=parse_parameters(parameters),

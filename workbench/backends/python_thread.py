@@ -202,6 +202,7 @@ class ThreadInstance:
                 self._runtime.lines.error(describe(error), error)
             self._space.close()
             raise BackendError(describe(error), where=self._runner.instance) from error
+        pb_utils.allow_nested(self._module, True)
         if self._runner.can_be_asked:
             context = self._context
             self.readiness = ThreadReadiness(context.host, context.name, self._runner.instance, self._runner)
@@ -244,6 +245,7 @@ class ThreadInstance:
         if self.readiness is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
                 self._context.host.loop.call_soon_threadsafe(self.readiness.close)
+        pb_utils.allow_nested(self._module, False)
         error = self._runner.finalize()
         if error is not None:
             self._runtime.lines.error(f"finalize of '{self._runner.instance}' failed: {describe(error)}", error)

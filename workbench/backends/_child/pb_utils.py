@@ -235,3 +235,8 @@ def identify(module: Any, name: str, version: int, outputs: tuple[str, ...]) -> 
     bound = module.InferenceRequest
     bound._model_name, bound._model_version, bound._outputs = name, version, outputs
     return bound
+
+
+def allow_nested(module: Any, allowed: bool) -> None:
+    """Whether the model may make nested requests: between ``initialize`` and ``finalize``, as in Triton."""
+    module.InferenceRequest._may_ask = allowed

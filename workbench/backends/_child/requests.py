@@ -152,6 +152,7 @@ class InferenceRequest:
     _trace = _NO_TRACE
     _release_flags = 0
     _reply: Reply | None = None
+    _may_ask = False
     _inputs: list[Tensor]
     _outputs: Any
     _model_name: str
@@ -266,6 +267,8 @@ class InferenceRequest:
         if decoupled is None or not hasattr(decoupled, "__bool__"):
             signature = "(self: c_python_backend_utils.InferenceRequest, decoupled: bool = False) -> object"
             raise incompatible("exec", signature, (self,), {"decoupled": decoupled})
+        if not self._may_ask:
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
         stream = self._runtime.infer(self, bool(decoupled))
         if decoupled:
             return ResponseIterator(stream)

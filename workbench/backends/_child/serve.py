@@ -140,9 +140,11 @@ def _serve(fd: int) -> int:
         channel.send(wire.READY, "")
     gc.freeze()  # what the model has loaded stays: full collections need not look at it again and again
     bound = pb_utils.identify(module, *runner.identity)
+    pb_utils.allow_nested(module, True)
     while True:
         frame = channel.next_work()
         if frame.kind == wire.FINALIZE:
+            pb_utils.allow_nested(module, False)
             raised = runner.finalize()
             if raised is not None:
                 lines.error(f"finalize of '{runner.instance}' failed: {describe(raised)}", raised)
