@@ -9,7 +9,6 @@ end.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ import numpy as np
 
 from workbench.clock import sleep
 from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.records.columns import REQUEST_COLUMNS
 from workbench.records.log_settings import LEVELS
 from workbench.session.results import _table
 
@@ -36,10 +36,6 @@ LAST = 500
 FOLLOW_EVERY_S = 0.2
 _SHOWN = 40
 _FAILED = frozenset(("BACKEND", "REJECTED", "OTHER"))
-_COLUMNS = (
-    "seq", "model", "version", "request_id", "parent_seq", "batch_seq", "instance", "status", "error", "arrival",
-    "queue_start", "compute_start", "compute_end", "end",
-)  # fmt: skip
 
 
 class LogCursor(NamedTuple):
@@ -197,90 +193,121 @@ class LogBook:
     """The latest lines and ends of requests of one server. Not thread-safe: its owner has a lock."""
 
     def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
         self.cursor = LogCursor()
-        self._events: deque[Event] = deque(maxlen=LINES)
-        self._chunks: deque[dict[str, Any]] = deque()
-        self._count = 0
+        self._lines: dict[str, LogLine] = {}
+        self._open: set[str] = set()  # keys of lines whose requests have not all ended
+        self._parents: dict[int, int] = {}  # of requests that said something
+        self._outcomes: dict[int, tuple[float, str, str]] = {}  # seq: response time in ms, status, id
+        self._chunks: list[dict[str, Any]] = []
 
     def add(self, events: Sequence[Event], columns: RecordColumns | None, ahead_ms: float) -> bool:
         """Takes what is new; ``ahead_ms`` is how far the wall clock is ahead of the records'. Whether there was any."""
-        event, record = self.cursor
+        if events and events[-1].seq < self.cursor.event:
+            self._clear()  # the server has started anew
+        before = event, record = self.cursor
         for each in events:
-            self._events.append(each)
-            event = each.seq
-        if columns is not None and len(columns.requests["seq"]):
-            chunk = {name: columns.requests[name] for name in _COLUMNS}
-            chunk["wall_ms"] = chunk["end"] / 1e6 + ahead_ms
-            self._chunks.append(chunk)
-            self._count += len(chunk["seq"])
-            while self._count - len(self._chunks[0]["seq"]) >= REQUESTS:
-                self._count -= len(self._chunks.popleft()["seq"])
+            if each.seq > event:
+                event = each.seq
+                self._add_event(each)
+            ahead_ms = max(ahead_ms, each.wall_ms - each.time_ns / 1e6)
         if columns is not None:
             record = columns.last_seq
-        before, self.cursor = self.cursor, LogCursor(event, record)
+            self._add_ends(columns.requests, ahead_ms)
+        self.cursor = LogCursor(event, record)
+        self._close_lines()
         return self.cursor != before
+
+    def _add_event(self, event: Event) -> None:
+        line = _of_event(event)
+        self._lines[line.key] = line
+        if line.seqs:
+            self._open.add(line.key)
+            self._parents.update(zip(line.seqs, event.data.get("parents", ()), strict=False))
+        if len(self._lines) > LINES:
+            self._open.discard(key := next(iter(self._lines)))
+            gone = self._lines.pop(key)
+            for seq in gone.seqs:
+                self._parents.pop(seq, None)
+
+    def _add_ends(self, requests: Mapping[str, Any], ahead_ms: float) -> None:
+        new = [seq not in self._outcomes for seq in requests["seq"].tolist()]
+        if not any(new):
+            return
+        chunk = {name: requests[name][new] for name in REQUEST_COLUMNS}
+        chunk["wall_ms"] = chunk["end"] / 1e6 + ahead_ms
+        chunk["response_ms"] = (chunk["end"] - chunk["arrival"]) / 1e6
+        self._chunks.append(chunk)
+        outcomes = zip(chunk["response_ms"].tolist(), chunk["status"], chunk["request_id"], strict=True)
+        self._outcomes.update(zip(chunk["seq"].tolist(), outcomes, strict=True))
+        while len(self._outcomes) - len(self._chunks[0]["seq"]) >= REQUESTS:
+            for seq in self._chunks.pop(0)["seq"].tolist():
+                del self._outcomes[seq]
+
+    def _close_lines(self) -> None:
+        """Gives lines the response time, status and ids of their requests, once all of those have ended."""
+        for key in list(self._open):
+            line = self._lines[key]
+            ends = [self._outcomes[seq] for seq in line.seqs if seq in self._outcomes]
+            if len(ends) < len(line.seqs):
+                continue
+            times, statuses, ids = zip(*ends, strict=True)
+            status = next((each for each in statuses if each != "ok"), "ok")
+            ids = ids if any(ids) else ()
+            self._lines[key] = replace(line, response_ms=max(times), status=status, request_ids=ids)
+            self._open.discard(key)
 
     def select(self, wanted: LogFilter) -> list[LogLine]:
         """The lines that a filter takes, by time."""
-        lines = [_of_event(event) for event in self._events]
+        lines = list(self._lines.values())
         ended = self._ended()
         seqs = ended["seq"]
-        at = dict(zip(seqs.tolist(), range(len(seqs)), strict=True))
-        took = (ended["end"] - ended["arrival"]) / 1e6
-        lines = [_with_end(line, at, took, ended) for line in lines]
-        chosen = np.zeros(len(seqs), bool)
+        raised = {seq for line in lines if line.source == "error" for seq in line.seqs}
         if wanted.request is not None:
-            family = self._family(wanted.request, ended, lines)
-            lines = [line for line in lines if family.intersection(line.seqs)]
+            family = self._family(wanted.request, ended)
+            lines = [line for line in lines if not family.isdisjoint(line.seqs)]
             chosen = np.isin(seqs, list(family))
         else:
             spoke = {seq for line in lines if line.source != "server" for seq in line.seqs}
-            chosen |= np.isin(ended["status"], list(_FAILED)) | np.isin(seqs, list(spoke))
+            chosen = np.isin(ended["status"], list(_FAILED)) | np.isin(seqs, list(spoke))
             if wanted.slower_than_ms is not None:
-                chosen |= took >= wanted.slower_than_ms
-        lines += _ends(np.flatnonzero(chosen), ended, took)
+                chosen |= ended["response_ms"] >= wanted.slower_than_ms
+        lines += _ends(np.flatnonzero(chosen), ended, raised)
         lines = sorted((line for line in lines if wanted.takes(line)), key=lambda line: line.time_ns)
         return lines if wanted.last is None else lines[-wanted.last :]
 
     def request(self, seq: int) -> dict[str, Any] | None:
-        """How a request ended: some columns of its record, and ``children``, those of the requests made for it."""
+        """The record of a request that has ended, with ``response_ms`` and ``children``, those of requests made for it."""
         ended = self._ended()
         found = np.flatnonzero(ended["seq"] == seq)
         if not len(found):
             return None
         row = {name: ended[name][found[-1]] for name in ended}
-        row["children"] = [
-            {name: ended[name][index] for name in ended} for index in np.flatnonzero(ended["parent_seq"] == seq)
-        ]
+        made = np.flatnonzero(ended["parent_seq"] == seq)
+        row["children"] = [{name: ended[name][index] for name in ended} for index in made]
         return row
 
     def _ended(self) -> dict[str, Any]:
         if len(self._chunks) > 1:
-            whole = {name: np.concatenate([chunk[name] for chunk in self._chunks]) for name in self._chunks[0]}
-            self._chunks = deque([whole])
-            self._count = len(whole["seq"])
+            self._chunks = [{name: np.concatenate([each[name] for each in self._chunks]) for name in self._chunks[0]}]
         if not self._chunks:
-            return {name: np.empty(0, np.int64) for name in (*_COLUMNS, "wall_ms")}
+            return {name: np.empty(0, np.int64) for name in (*REQUEST_COLUMNS, "wall_ms", "response_ms")}
         return self._chunks[0]
 
-    def _family(self, request: int | str, ended: Mapping[str, Any], lines: Sequence[LogLine]) -> set[int]:
+    def _family(self, request: int | str, ended: Mapping[str, Any]) -> set[int]:
         """The numbers of the requests of a number or an id, and of all that were made for them."""
         if isinstance(request, str):
             family = set(ended["seq"][ended["request_id"] == request].tolist())
-            family |= {
-                seq for line in lines for seq, id in zip(line.seqs, line.request_ids, strict=False) if id == request
-            }
+            for line in self._lines.values():
+                family |= {seq for seq, id in zip(line.seqs, line.request_ids, strict=False) if id == request}
         else:
             family = {int(request)}
-        running = {
-            seq: parent
-            for event in self._events
-            for seq, parent in zip(event.data.get("seqs", ()), event.data.get("parents", ()), strict=False)
-        }
         new = family
         while new:
             made = set(ended["seq"][np.isin(ended["parent_seq"], list(new))].tolist())
-            made |= {seq for seq, parent in running.items() if parent in new}
+            made |= {seq for seq, parent in self._parents.items() if parent in new}
             new = made - family
             family = family | new
         return family
@@ -307,19 +334,7 @@ def _of_event(event: Event) -> LogLine:
     )
 
 
-def _with_end(line: LogLine, at: Mapping[int, int], took: Any, ended: Mapping[str, Any]) -> LogLine:
-    """A line with the response time, status and ids of its requests, once all that are known have ended."""
-    rows = [at[seq] for seq in line.seqs if seq in at]
-    if not rows or len(rows) < len(line.seqs):
-        return line
-    statuses = [ended["status"][row] for row in rows]
-    status = next((each for each in statuses if each != "ok"), "ok")
-    ids = tuple(str(ended["request_id"][row]) for row in rows)
-    ids = ids if any(ids) else ()
-    return replace(line, response_ms=float(max(took[row] for row in rows)), status=status, request_ids=ids)
-
-
-def _ends(rows: Any, ended: Mapping[str, Any], took: Any) -> list[LogLine]:
+def _ends(rows: Any, ended: Mapping[str, Any], raised: set[int]) -> list[LogLine]:
     """A line for the end of each request; those of one batch, or that failed alike one after the other, share one."""
     groups: list[list[int]] = []
     before: Any = None
@@ -331,13 +346,14 @@ def _ends(rows: Any, ended: Mapping[str, Any], took: Any) -> list[LogLine]:
         else:
             groups.append([row])
         before = same
-    return [_end(group, ended, took) for group in groups]
+    return [_end(group, ended, raised) for group in groups]
 
 
-def _end(rows: Sequence[int], ended: Mapping[str, Any], took: Any) -> LogLine:
+def _end(rows: Sequence[int], ended: Mapping[str, Any], raised: set[int]) -> LogLine:
     first, last = rows[0], rows[-1]
     status = str(ended["status"][first])
-    times = [float(took[row]) for row in rows]
+    times = [float(ended["response_ms"][row]) for row in rows]
+    seqs = tuple(int(ended["seq"][row]) for row in rows)
     verb = "ok in" if status == "ok" else "cancelled after" if status == "CANCELED" else "failed after"
     if len(rows) == 1:
         text = f"{verb} {times[0]:.1f} ms"
@@ -347,10 +363,9 @@ def _end(rows: Sequence[int], ended: Mapping[str, Any], took: Any) -> LogLine:
             text += f" (queue {queued:.1f}, compute {(ended['compute_end'][first] - start) / 1e6:.1f})"
     else:
         text = f"{len(rows)} requests {verb} {min(times):.1f} to {max(times):.1f} ms"
-    if ended["error"][first]:
+    if ended["error"][first] and seqs[0] not in raised:  # else the line of what was raised says it
         text += f": {ended['error'][first]}"
     ids = tuple(str(ended["request_id"][row]) for row in rows)
-    seqs = tuple(int(ended["seq"][row]) for row in rows)
     return LogLine(
         wall_ms=int(ended["wall_ms"][last]),
         level="error" if status in _FAILED else "info",
@@ -379,7 +394,12 @@ def read_into(book: LogBook, server: TellingServer) -> bool:
     # in this order: of a request whose end is known, every line is known too
     columns = server.record_columns(book.cursor.record)
     events = server.events(book.cursor.event)
-    return book.add(events, columns, int(state["wall_ms"]) - int(state["time_ns"]) / 1e6)
+    return book.add(events, columns, wall_ahead_ms(state))
+
+
+def wall_ahead_ms(state: Mapping[str, Any]) -> float:
+    """How far the wall clock of a server is ahead of that of its records, from ``Server.state``."""
+    return int(state["wall_ms"]) - int(state["time_ns"]) / 1e6
 
 
 def read(server: TellingServer, wanted: LogFilter, after: LogCursor | None) -> LogLines:

@@ -7,7 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from workbench.profiling import SweepJob, SweepResult
     from workbench.session.state import SessionState
 
-Kind = Literal["process", "kernel", "remote"]
-
 _FIELDS = frozenset(("priority", "timeout", "sequence_id", "sequence_start", "sequence_end"))
 """What Triton takes out of a request's parameters for itself; its clients have arguments for it."""
 
@@ -38,10 +36,6 @@ class Server(TellingServer):
 
     What a place cannot do raises ``Unsupported`` in words; it is never faked.
     """
-
-    kind: Kind
-    name: str
-    url: str
 
     _session: SessionState | None = None
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from workbench.clock import monotonic_ns
 from workbench.errors import Cancelled, NotReady
+from workbench.session.logs import LogBook, LogFilter, LogLines, read_into, wall_ahead_ms
 from workbench.session.results import ModelTable
 from workbench.session.server import model_table
 from workbench.session.windows import Histogram, ModelWindow, WindowTracker
@@ -123,6 +124,7 @@ class SessionState:
         self._swept: set[str] = set()
         self._boundary = False
         self.sweeps: list[SweepJob] = []
+        self._book: LogBook | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -180,6 +182,26 @@ class SessionState:
             devices=None if remote else server.devices(),
         )
 
+    def logs(self, wanted: LogFilter) -> LogLines:
+        """The latest lines of the server (see ``Server.logs``); from the first call on each poll reads what is new.
+
+        Raises:
+            WorkbenchError: at the first call: the server does not answer, or (a remote Triton) tells no lines.
+        """
+        if self._book is None:
+            with self._polling:
+                book = LogBook()
+                read_into(book, self.server)
+            with self._lock:
+                self._book = book
+        with self._lock:
+            return LogLines(self._book.select(wanted), self._book.cursor, self.server.name)
+
+    def request(self, seq: int) -> dict[str, Any] | None:
+        """The record of one of the latest requests, as a dictionary, with ``response_ms`` and ``children``."""
+        with self._lock:
+            return None if self._book is None else self._book.request(seq)
+
     def _take(self, reading: _Reading) -> None:
         now = monotonic_ns()
         self._error = ""
@@ -190,6 +212,8 @@ class SessionState:
         server_now = int(reading.state.get("time_ns") or now)
         self._server_ahead = server_now - now
         self._tracker.update(server_now, reading.statistics, reading.columns)
+        if self._book is not None:
+            self._book.add(reading.events, reading.columns, wall_ahead_ms(reading.state))
         for event in reading.events:
             self._events.append(event)
             self._event_seq = max(self._event_seq, event.seq)

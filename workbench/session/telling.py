@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from workbench.session.results import ConfigView
 
 
+Kind = Literal["process", "kernel", "remote"]
+
+
 class TellingServer(ABC):
     """Records, events, log lines, captured requests; each raises ``Unsupported`` in words where a place has none."""
 
+    kind: Kind
     name: str
     url: str
 
@@ -115,6 +119,11 @@ class TellingServer(ABC):
             Unsupported: a remote Triton tells no lines over its connection.
         """
         wanted = LogFilter(model, level, request, text, slower_than_ms, last)
+        if self.kind == "remote":
+            raise Unsupported(
+                f"{self._who()} tells no log lines over its connection",
+                hint="read its own log (docker logs, kubectl logs), or serve its repository here",
+            )
         return follow_logs(self, wanted, after) if follow else read_logs(self, wanted, after)
 
     def captured(self) -> list[CapturedRow]:
