@@ -1,8 +1,9 @@
 """The sample model repository: real models whose weights are built on the user's machine.
 
 ``minilm`` (sentence embedding), ``tokenizer`` (its tokenizer, a Python model), ``mlp_4096`` (batching pays),
-``magika`` (batching does not pay), ``vector_search`` (the nearest of 100,000 vectors) and ``semantic_search``, the
-ensemble of tokenizer, minilm and vector_search.
+``magika`` (batching does not pay), ``magika_small`` (the same on a quarter of the input), ``router`` (a cascade of the
+two), ``vector_search`` (the nearest of 100,000 vectors), ``semantic_search``, the ensemble of tokenizer, minilm and
+vector_search, and ``generator`` (text by a small language model, a token a response).
 """
 
 from __future__ import annotations

