@@ -26,6 +26,7 @@ PANELS: dict[str, tuple[str, str]] = {
     "live": ("workbench.panels.live", "LivePanel"),
     "sweep": ("workbench.panels.sweep", "SweepPanel"),
     "ensemble": ("workbench.panels.ensemble", "EnsemblePanel"),
+    "logs": ("workbench.panels.logs", "LogsPanel"),
     "devices": ("workbench.panels.devices", "DevicesPanel"),
 }
 """Name → (module, class)."""

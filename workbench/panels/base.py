@@ -121,6 +121,10 @@ class Panel(W.VBox, metaclass=PanelType):  # type: ignore[misc]
         answer_while_busy(self)
         self.refresh()
 
+    def _watched(self) -> list[Any]:
+        """The widgets that say how many ``views`` a page has of them."""
+        return [box.view for box in self._boxes]
+
     def _chart(
         self, draw: Callable[[Info], Chart], update: Callable[[Chart, Info], None], info: Info
     ) -> ChartBox[Info]:
@@ -181,7 +185,7 @@ class Panel(W.VBox, metaclass=PanelType):  # type: ignore[misc]
         return self._unsubscribe is not None
 
     def _views_changed(self) -> None:
-        looked_at = any(box.view.views for box in self._boxes)
+        looked_at = any(view.views for view in self._watched())
         with self._lock:
             if looked_at and self._unsubscribe is None and not self._closed:
                 self._unsubscribe = self.state.subscribe(self.refresh)
@@ -200,8 +204,8 @@ class Panel(W.VBox, metaclass=PanelType):  # type: ignore[misc]
         with self._lock:
             self._closed = True
         self._leave()
-        for box in self._boxes:
-            box.view.close()
+        for view in self._watched():
+            view.close()
         super().close()
 
     # ------------------------------------------------------------ without a page
