@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -43,7 +44,8 @@ _TYPE_TEXTS = {"b": NOT_BOOL, "u": NOT_UINT, "i": NOT_INT, "f": NOT_NUMBER}
 
 
 def loads(text: Buffer) -> Any:
-    """Parses a JSON document as Triton does: NaN, Infinity and invalid UTF-8 in strings are accepted.
+    """Parses a JSON document as Triton does: NaN, Infinity (Inf), invalid UTF-8 in strings, a byte order mark before it
+    and zero bytes behind it are accepted. Of a key that comes twice the last counts (in Triton the first).
 
     Invalid bytes become lone surrogates, which ``encode_text`` turns back.
 
@@ -54,14 +56,27 @@ def loads(text: Buffer) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         first = error
-    if first.msg.endswith(" surrogate in string") or "infinity" in first.msg:  # RapidJSON refuses these, too
+    if "low surrogate" in first.msg or "infinity" in first.msg:  # RapidJSON refuses these, too
         raise InternalError(f"failed to parse the request JSON buffer: {first.msg} at {first.pos}")
+    plain = bytes(text).removeprefix(_BOM).rstrip(b"\0").decode("utf-8", "surrogateescape")
     try:
-        return json.loads(bytes(text).decode("utf-8", "surrogateescape"))
+        try:
+            return json.loads(plain)
+        except json.JSONDecodeError:
+            return json.loads(_ODD_NUMBERS.sub(_as_python_has_it, plain))
     except RecursionError:
         raise InvalidRequest(_DEPTH_TEXT) from None
     except ValueError:
         raise InternalError(f"failed to parse the request JSON buffer: {first.msg} at {first.pos}") from None
+
+
+_BOM = b"\xef\xbb\xbf"
+_ODD_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:Inf|NaN)\b')
+_PYTHONS = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
+
+
+def _as_python_has_it(found: re.Match[str]) -> str:
+    return _PYTHONS.get(found[0], found[0])
 
 
 def encode_text(text: str) -> bytes:

@@ -20,7 +20,8 @@ MAX_CHUNKS = 65536
 MAX_FRAMING_BYTES = 64  # a chunk, beside the head's allowance: sizes, extensions; trailers have the head's
 MAX_BODY_BYTES = 2**31 - 1
 PROGRESS_BYTES = 16 * 1024
-"""So much of a body must come in each ``pause_s``, or its end: one that drips in does not hold its place for ever."""
+"""So much of a body must come in each ``pause_s``, or its end, and so much of an answer must go: what drips does not
+hold its place for ever."""
 
 _JOIN_BELOW = 64 * 1024
 _HIGH_WATER = 1024 * 1024
@@ -54,8 +55,8 @@ _EMPTY_HEADS = {
 class HttpLimits:
     """What a connection may take, in seconds.
 
-    ``head_s``: for the request's head; ``pause_s``: for each ``PROGRESS_BYTES`` of a body, and for a client to take a
-    piece of its answer; ``linger_s``: how long the rest of a refused request is read and thrown away.
+    ``head_s``: for the request's head; ``pause_s``: for each ``PROGRESS_BYTES`` of a body, and of an answer that the
+    client is to take; ``linger_s``: how long the rest of a refused request is read and thrown away.
     """
 
     head_s: float = 30.0
@@ -97,7 +98,8 @@ class HttpConnection(asyncio.Protocol):
         self._paused_writing = False
         self._ages = [0, 0, 0]  # sweeps: head, body without progress, unread answer
         self._progress = 0  # of the body's bytes, when it last made some
-        self._unread = 0
+        self._written = 0  # of answers
+        self._taken = 0  # of that by the client, when it last made progress
         self._received = 0  # since the last whole request
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
         self._deaf = True
         self._waiting.clear()
         if self._stream is not None:
-            self._stream._close()
+            self._stream.close()
         self._abandon()
         self._current = None
         self._incoming = None
@@ -144,10 +146,14 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not take its answers: no further request is begun."""
         self._paused_writing = True
+        if self._stream is not None:
+            self._stream.full = True
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._paused_writing = False
+        if self._stream is not None:
+            self._stream.drained()
         self._next()
 
     def data_received(self, data: bytes) -> None:
@@ -340,20 +346,30 @@ class HttpConnection(asyncio.Protocol):
 
     def start_stream(self, exchange: Exchange, kind: str, status: int) -> Stream:
         """Writes the head of an answer in pieces; see ``Exchange.stream``."""
-        stream = self._stream = Stream(self)
+        keep = exchange.keep_alive and not exchange.old and not self.server.closing and not self._eof
+        stream = self._stream = Stream(self, exchange, keep=keep)
         if self.transport is None:
             stream.closed = True
             return stream
         head = (
-            f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\n"
-            "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+            f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\nContent-Type: {kind}\r\nCache-Control: no-store"
+            # HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer
+            + ("" if exchange.old else "\r\nTransfer-Encoding: chunked")
+            + ("\r\n\r\n" if keep else "\r\nConnection: close\r\n\r\n")
         ).encode()
         self.transport.write(head)
         self.sent(len(head))
+        stream.full = self._paused_writing
         return stream
+
+    def end_stream(self, stream: Stream) -> None:
+        """An answer in pieces is over: the next request's turn."""
+        self._stream = None
+        self._finish(stream.exchange, stream.keep and not self.server.closing)
 
     def sent(self, size: int) -> None:
         """Bytes of the current request's answer were written."""
+        self._written += size
         current = self._current
         if current is not None and current.wire is not None:
             current.wire.sent += size
@@ -399,8 +415,9 @@ class HttpConnection(asyncio.Protocol):
             elif self._head_done and self._ages[1] * seconds >= limits.pause_s:
                 self._refuse(408, f"the request's body did not get on for {limits.pause_s:g} s")
         unread = transport.get_write_buffer_size()
-        self._ages[2] = self._ages[2] + 1 if unread and unread >= self._unread else 0
-        self._unread = unread
+        self._ages[2] += 1
+        if not unread or self._written - unread - self._taken >= PROGRESS_BYTES:
+            self._ages[2], self._taken = 0, self._written - unread
         if self._ages[2] * seconds >= limits.pause_s:
             transport.abort()
 

@@ -11,6 +11,7 @@ import orjson
 
 from workbench import errors
 from workbench.errors import WorkbenchError
+from workbench.protocol import json_data as js
 from workbench.protocol.binary import Buffer
 from workbench.server.traffic import WireCount
 
@@ -38,6 +39,9 @@ class Line(Protocol):
 
     def start_stream(self, exchange: Exchange, kind: str, status: int) -> Stream:
         """Writes the head of an answer in pieces."""
+
+    def end_stream(self, stream: Stream) -> None:
+        """An answer in pieces is over."""
 
 
 class Application(Protocol):
@@ -144,38 +148,54 @@ class Exchange:
 class Stream:
     """An answer that is sent piece by piece; ``closed`` when the client is gone or reads too slowly.
 
-    ``endless``: it has no end of its own, so a server that stops ends it.
+    ``endless``: it has no end of its own, so a server that stops ends it. ``full``: the client takes less than it is
+    sent; ``on_drain`` is called when it has caught up. Who writes on all the same loses the client at 4 MiB, unless the
+    stream is ``patient``: then whoever writes bounds what is under way.
     """
 
-    def __init__(self, connection: Line, on_close: Callable[[], None] | None = None) -> None:
+    def __init__(self, connection: Line, exchange: Exchange, *, keep: bool) -> None:
         self._connection = connection
-        self.on_close = on_close
+        self.exchange = exchange
+        self.keep = keep
+        self.on_close: Callable[[], None] | None = None
+        self.on_drain: Callable[[], None] | None = None
         self.closed = False
         self.endless = False
+        self.patient = False
+        self.full = False
 
     def write(self, data: bytes) -> None:
-        """Sends a piece. A client that does not take what it is sent is cut off: it can come back for the rest."""
+        """Sends a piece."""
         transport = self._connection.transport
         if self.closed or transport is None or not data:
             return
-        if transport.get_write_buffer_size() > _EVENT_BACKLOG:
-            transport.abort()
+        if not self.patient and transport.get_write_buffer_size() > _EVENT_BACKLOG:
+            transport.abort()  # it can come back for the rest
             return
-        piece = b"%x\r\n%b\r\n" % (len(data), data)
+        piece = data if self.exchange.old else b"%x\r\n%b\r\n" % (len(data), data)
         transport.write(piece)
         self._connection.sent(len(piece))
 
+    def drained(self) -> None:
+        """The client has caught up."""
+        self.full = False
+        if self.on_drain is not None:
+            self.on_drain()
+
     def end(self) -> None:
-        """Ends the answer; the connection is closed."""
+        """Ends the answer."""
         if self.closed:
             return
-        self._close()
+        self.close()
         transport = self._connection.transport
         if transport is not None:
-            transport.write(b"0\r\n\r\n")
-            transport.close()
+            if not self.exchange.old:
+                transport.write(b"0\r\n\r\n")
+                self._connection.sent(5)
+            self._connection.end_stream(self)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Nothing more is sent."""
         self.closed = True
         if self.on_close is not None:
             callback, self.on_close = self.on_close, None
@@ -184,7 +204,4 @@ class Stream:
 
 def error_body(text: str) -> bytes:
     """``{"error": text}``."""
-    try:
-        return orjson.dumps({"error": text})
-    except (orjson.JSONEncodeError, TypeError):
-        return orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
+    return js.dumps({"error": text})

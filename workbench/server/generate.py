@@ -13,6 +13,7 @@ from workbench.server.http import JSON
 
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
+    from workbench.engine.ticket import Ticket
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -44,7 +45,7 @@ class GenerateEndpoint:
         ticket = self.engine.submit(request, call)
         if not exchange.answered:
             exchange.on_gone = ticket.cancel
-        call.cancel = ticket.cancel
+        call.begun(ticket)
 
 
 def _message(response: InferenceResponse) -> tuple[int, bytes] | None:
@@ -67,7 +68,9 @@ class _Collected:
         self._exchange = exchange
         self._messages: list[tuple[int, bytes]] = []
         self._count = 0
-        self.cancel = _nothing
+
+    def begun(self, ticket: Ticket) -> None:
+        """The request is accepted."""
 
     def __call__(self, response: InferenceResponse) -> None:
         message = _message(response)
@@ -85,12 +88,22 @@ class _Collected:
 
 
 class _Streamed:
-    """Sends every response as an event. The status is that of the first; later errors are events."""
+    """Sends every response as an event. The status is that of the first; later errors are events.
+
+    While the client does not take them a decoupled model is held back (``engine.flow``): nothing piles up here.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._stream: Stream | None = None
-        self.cancel = _nothing
+        self._ticket: Ticket | None = None
+        self._owed = 0  # responses that the client has not taken
+
+    def begun(self, ticket: Ticket) -> None:
+        """The request is accepted."""
+        if self._stream is None or not self._stream.closed:
+            self._ticket = ticket
+            ticket.by_hand = True
 
     def __call__(self, response: InferenceResponse) -> None:
         message = _message(response)
@@ -100,15 +113,33 @@ class _Streamed:
             self._exchange.on_gone = None
             self._stream = self._exchange.stream(EVENT_STREAM, 200 if message is None else message[0])
             self._stream.on_close = self._closed
+            self._stream.on_drain = self._drained
+            self._stream.patient = True
         if message is not None:
             self._stream.write(b"data: " + message[1] + b"\n\n")
         if response.final:
-            self.cancel = _nothing
+            self._ticket = None
             self._stream.end()
+        elif self._ticket is not None:
+            self._owed += 1
+            if self._stream.full:
+                self._ticket.hold()
+            else:
+                self._take()
+
+    def _drained(self) -> None:
+        self._take()
+        if self._ticket is not None:
+            self._ticket.resume()
+
+    def _take(self) -> None:
+        ticket = self._ticket
+        while self._owed and ticket is not None:
+            self._owed -= 1
+            if ticket.flow is not None:
+                ticket.flow.take()
 
     def _closed(self) -> None:
-        self.cancel()
-
-
-def _nothing() -> None:
-    pass
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.cancel()

@@ -37,7 +37,6 @@ OFF_LOOP_BYTES = 1024 * 1024
 """Bodies of JSON above this are read and written on a thread (DESIGN 3)."""
 
 _PACKED_ON_LOOP = 16 * 1024  # a kilobyte can unpack to a megabyte
-_COMPRESS_FROM = 1024
 _COMPRESS_ON_LOOP = 128 * 1024
 _OFF_LOOP_ELEMENTS = 64 * 1024
 
@@ -223,9 +222,7 @@ class _Call:
             self._reply(headers, buffers)
             return
         size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in buffers)
-        if size < _COMPRESS_FROM:
-            self._reply(headers, buffers)
-        elif size <= _COMPRESS_ON_LOOP:
+        if size <= _COMPRESS_ON_LOOP:
             self._reply({**headers, "Content-Encoding": packing}, [compress(buffers, packing)])
         else:
             self._endpoint.off_loop(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from workbench import telemetry
 from workbench.backends.custom_metrics import FamilyValues, number_text
 from workbench.errors import WorkbenchError
+from workbench.server.guard import HostGuard
 from workbench.server.http import Exchange
 
 if TYPE_CHECKING:
@@ -73,15 +74,21 @@ Sample = tuple[Labels, float]
 class MetricsApi:
     """The application behind the metrics port."""
 
-    def __init__(self, engine: InferenceEngine, interval_s: float = 2.0) -> None:
+    def __init__(self, engine: InferenceEngine, interval_s: float = 2.0, guard: HostGuard | None = None) -> None:
         self._engine = engine
+        self._guard = guard
         engine.custom_metrics.reserve(OWN)
         self._interval_s = interval_s
         self._devices: telemetry.DeviceSample | None = None
         self._sampled = 0.0
 
     def early_refusal(self, exchange: Exchange, size: int | None) -> tuple[int, str] | None:
-        """A body has no place here."""
+        """Host and Origin, as on the HTTP port; a body has no place here."""
+        headers = exchange.headers
+        if self._guard is not None:
+            refusal = self._guard.refusal(headers.get(b"host", b""), headers.get(b"origin", b""))
+            if refusal:
+                return 403, refusal
         return (413, "metrics take no body") if size else None
 
     def handle(self, exchange: Exchange) -> None:

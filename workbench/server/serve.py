@@ -13,6 +13,7 @@ from workbench import __version__, telemetry
 from workbench.clock import utc_now_iso
 from workbench.errors import NotReady
 from workbench.server.control import ControlPlane
+from workbench.server.guard import HostGuard
 from workbench.server.http import HttpServer
 from workbench.server.kserve import KServeApi
 from workbench.server.metrics import MetricsApi
@@ -41,7 +42,9 @@ class RunningServer:
         control = ControlPlane(engine, options, self._request_stop)
         self.api = KServeApi(engine, options, control)
         control.api = self.api
-        self._metrics = MetricsApi(engine, options.metrics_interval_s)
+        self._metrics = MetricsApi(
+            engine, options.metrics_interval_s, HostGuard(options.metrics_address, options.allowed_hosts)
+        )
         self._listeners: list[HttpServer] = []
         self._on_stop: Callable[[], None] | None = None
         self._closed = False
