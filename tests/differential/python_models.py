@@ -298,6 +298,8 @@ WHOLE: dict[str, tuple[str, str]] = {
     "tells": (model("return [pb_utils.InferenceResponse([], pb_utils.TritonError('told'))]"), ""),
     "model_exception": (model("raise pb_utils.TritonModelException('mine')"), ""),
     "ends": (model(_ECHO, rest="\n    def finalize(self):\n        raise RuntimeError('at the end')\n"), ""),
+    "is_ready": (model(_ECHO, rest="\n    def is_ready(self):\n        return True\n"), ""),
+    "is_not_ready": (model(_ECHO, rest="\n    def is_ready(self):\n        return False\n"), ""),
     "import_raises": ("raise RuntimeError('at import')\n", ""),
     "import_missing": ("import nonexistent_xyz\n", ""),
     "no_class": ("class Other:\n    pass\n", ""),

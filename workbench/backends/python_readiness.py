@@ -1,6 +1,6 @@
 """The question whether a Python model is ready, put to its ``is_ready``; for processes and for threads.
 
-Rules: python_backend (README, ``is_ready``; python_be.cc, RunUserModelReadinessCheck), in Triton since 26.04. Release
+Rules: python_backend (README, ``is_ready``; python_be.cc, RunUserModelReadinessCheck), in Triton since 26.03. Release
 2.51 knows nothing of it: there a model is ready as soon as it is loaded.
 """
 

@@ -1,8 +1,9 @@
 """Whether a model and the server are ready (7.14, 15.3): what serves, that no instance is dead, what models say.
 
-Rules: core's server.cc (IsReady, ModelIsReady) and backend_model.cc. All instances of a version must be well, passive
-ones too, and where a Python model has an ``is_ready``, each instance in turn is asked until one is not ready. An
-ensemble that is loaded is ready. The repository index knows states only and asks nobody.
+Rules: core's server.cc (IsReady, ModelIsReady) and backend_model.cc, for a model since Triton 26.01, for the server
+since 26.04; 2.51 looks at states only. All instances of a version must be well, passive ones too, and where a Python
+model has an ``is_ready``, each instance in turn is asked until one is not ready. An ensemble that is loaded is ready.
+The repository index knows states only and asks nobody.
 
 On the loop. Where nobody need be asked the answer is there at once; else it is a coroutine, which takes as long as the
 models take, and a limit for each instance.
@@ -81,4 +82,6 @@ async def _ask(asked: Iterable[tuple[ModelVersion, Any]], text: str) -> bool:
 
 
 def _note(model: ModelVersion, text: str, why: str) -> None:
-    model.core.events.append("log", model.name, text.format(model.name, model.version, why), level="verbose")
+    if model.core.log_settings.allows("verbose"):
+        text = text.format(model.name, model.version, why)
+        model.core.events.append("log", model.name, text, level="verbose", version=model.version)

@@ -103,7 +103,7 @@ def apply(line: str, cell: str, names: Mapping[str, Any]) -> Applied:
         try:
             server.load(options.name)
         except WorkbenchError as error:
-            serves = server.is_model_ready(options.name)
+            serves = any(row["name"] == options.name for row in server.repository_index(ready=True))
             if serves:
                 kept.restore()
             raise _refused(options.name, error.message, path, source, serves=serves) from None

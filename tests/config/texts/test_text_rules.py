@@ -54,6 +54,8 @@ CASES: list[tuple[str, str, str, str, str | None]] = [
     ("python-signature", "1/model.py", model(head="    def execute(self, requests, context):\n"), model(head="    def execute(self, requests, context=None):\n"), "def execute(self, requests):"),
     ("python-signature", "1/model.py", model(rest="    def initialize(self):\n        self.x = 1\n"), model(rest="    def initialize(self, args):\n        self.x = args\n"), "def initialize(self, args):"),
     ("python-signature", "1/model.py", model(rest="    @staticmethod\n    def auto_complete_config(self, c):\n        return c\n"), model(rest="    @classmethod\n    def auto_complete_config(cls, c):\n        return c\n"), None),
+    ("python-signature", "1/model.py", model(rest="    def finalize(self, why):\n        pass\n"), model(rest="    def finalize(self):\n        pass\n"), "def finalize(self):"),
+    ("python-release", "1/model.py", model(rest="    def is_ready(self):\n        return True\n"), model(rest="    def ready(self):\n        return True\n"), None),
     ("python-auto-complete", "1/model.py", model(rest="    @staticmethod\n    def auto_complete_config(c):\n        c.set_max_batch_size(4)\n"), model(rest="    @staticmethod\n    def auto_complete_config(c):\n        return c\n"), None),
     ("python-returns", "1/model.py", model("        for r in requests:\n            pb_utils.InferenceResponse()\n"), model("        for r in requests:\n            r.get_response_sender().send(pb_utils.InferenceResponse(), flags=1)\n"), None),
     ("python-returns", "1/model.py", model("        for r in requests:\n            return pb_utils.InferenceResponse()\n"), model(), "return [pb_utils.InferenceResponse()]"),

@@ -51,7 +51,9 @@ def bind(runtime: Asks) -> dict[str, Callable[..., Any]]:
         _ask("unload model", "unload_model", name, bool(dependents))
 
     def is_model_ready(*args: Any, **kwargs: Any) -> bool:
-        """Whether a model serves: ``is_model_ready(model_name, model_version="")``; the version is a str, "" for any.
+        """Whether a model is ready: ``is_model_ready(model_name, model_version="")``; the version is a str, "" for any.
+
+        A model that has an ``is_ready`` is asked.
 
         Raises:
             TritonModelException: the version is no number.

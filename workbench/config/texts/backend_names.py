@@ -29,8 +29,12 @@ METHODS: dict[str, tuple[str, ...]] = {
     "initialize": ("args",),
     "execute": ("requests",),
     "finalize": (),
+    "is_ready": (),
 }
 """Methods that Triton calls on the model, with what it passes."""
+
+IS_READY_SINCE = (26, 3)
+"""The release that first asks a model (python_backend 65529b0)."""
 
 MODULES: dict[str, str] = {
     "np": "import numpy as np",

@@ -109,6 +109,9 @@ class _Model:
         for name, expected in known.METHODS.items():
             if name in methods:
                 self._signature(methods[name], expected)
+        if "is_ready" in methods and (0, 0) < self.notes.release < known.IS_READY_SINCE:
+            text = "Triton calls is_ready since 26.03; before, a model is ready as soon as it is loaded"
+            self.say("python-release", methods["is_ready"], text)
         if "auto_complete_config" in methods:
             self._auto_complete(methods["auto_complete_config"])
         if "execute" in methods:

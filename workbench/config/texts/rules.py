@@ -19,10 +19,11 @@ _MODEL = {
     "python-no-execute": Rule("error", "A model without a method execute cannot answer."),
     "python-signature": Rule(
         "error",
-        "Triton calls initialize(self, args), execute(self, requests), finalize(self) and the static "
+        "Triton calls initialize(self, args), execute(self, requests), finalize(self), is_ready(self) and the static "
         "auto_complete_config(auto_complete_model_config).",
         "writes the arguments, where those that are dropped are not used",
     ),
+    "python-release": Rule("hint", "Triton calls is_ready since release 26.03."),
     "python-auto-complete": Rule("error", "auto_complete_config returns the configuration object that it was given."),
     "python-returns": Rule(
         "error",

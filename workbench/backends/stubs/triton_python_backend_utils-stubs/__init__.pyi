@@ -294,7 +294,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Starts to unload a model; an unknown one is no error."""
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model serves; the version is a str, "" for any."""
+    """Whether a model is ready; the version is a str, "" for any. One that has an ``is_ready`` is asked."""
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """The input tensor of a request, None where it has no such input."""
