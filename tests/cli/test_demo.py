@@ -78,3 +78,13 @@ def test_an_ensemble_is_not_tuned_but_what_it_is_made_of(
     assert "'semantic_search' is an ensemble and has no batching of its own" in said
     assert "tokenizer, minilm, vector_search" in said
     assert not (tmp_path / "demo").exists()
+
+
+def test_a_model_that_streams_is_not_tuned(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model-repository", str(repository), "--to", str(tmp_path / "demo"), "--model", "generator"]
+    assert main(["demo", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert "'generator' answers in streams and takes no batches" in said
+    assert "workbench profile generator" in said

@@ -16,8 +16,8 @@ from tritonclient.grpc import model_config_pb2
 from workbench.repository.example_inputs import load_example_inputs
 from workbench.samples import model_names
 
-ONNX_MODELS = ("mlp_4096", "magika", "minilm", "vector_search")
-BACKENDS = {"tokenizer": "python", "semantic_search": ""}
+ONNX_MODELS = ("mlp_4096", "magika", "magika_small", "minilm", "vector_search")
+BACKENDS = {"tokenizer": "python", "router": "python", "generator": "python", "semantic_search": ""}
 
 
 def _config(repository: Path, name: str) -> Any:
@@ -100,13 +100,17 @@ def test_graph_and_config_agree_and_a_batch_answers_as_its_rows(repository: Path
 @pytest.mark.parametrize("name", model_names())
 def test_every_example_fits_its_model(repository: Path, name: str) -> None:
     config = _config(repository, name)
-    for batch_size in (1, config.max_batch_size):
-        requests = load_example_inputs(repository / name, _specs(config), count=30, batch_size=batch_size)
+    optional = {spec.name for spec in config.input if spec.optional}
+    for batch_size in {min(1, config.max_batch_size), config.max_batch_size}:
+        requests = load_example_inputs(
+            repository / name, _specs(config), count=30, batch_size=batch_size, optional=optional
+        )
         assert len(requests) == 30
         for request in requests:
             for spec in config.input:
-                assert request[spec.name].shape[0] == batch_size
-                assert len(request[spec.name].shape) == 1 + len(spec.dims)
+                if spec.name in request or not spec.optional:
+                    assert len(request[spec.name].shape) == len(spec.dims) + (batch_size > 0)
+                    assert batch_size in (0, request[spec.name].shape[0])
 
 
 def test_mlp_computes_two_layers_and_is_the_same_on_every_machine(repository: Path) -> None:
@@ -198,6 +202,44 @@ def test_magika_tells_its_examples_apart(repository: Path) -> None:
     found = [labels[index] for index in scores.argmax(axis=1)]
     assert found == ["python", "markdown", "json", "csv", "html", "c", "png", "gzip"]
     assert scores.max(axis=1).min() > 0.9
+
+
+def _files() -> list[bytes]:
+    """Files of many kinds that are there wherever the tests run: this project's own."""
+    root = Path(__file__).parents[2]
+    suffixes = {".py", ".md", ".toml", ".js", ".css", ".json", ".ipynb", ".pbtxt", ".png", ".txt", ".pyi", ""}
+    return [
+        path.read_bytes()
+        for folder in ("workbench", "tests", "docs", "notebooks", "model_repository")
+        for path in sorted((root / folder).rglob("*"))
+        if path.is_file() and path.suffix in suffixes and 64 < path.stat().st_size < 200_000
+    ]
+
+
+def _ends(file: bytes, each: int) -> list[int]:
+    """What Magika sees of a file: its two ends without white space, filled up with 256."""
+    first, last = list(file[:4096].lstrip()[:each]), list(file[-4096:].rstrip()[-each:])
+    return [*first, *[256] * (each - len(first) + each - len(last)), *last]
+
+
+def test_magika_small_is_the_same_network_and_mostly_agrees_where_it_is_sure(repository: Path) -> None:
+    from workbench.samples.graphs import magika_small
+
+    files = _files()[::4]
+    rows = np.array([_ends(file, 1024) for file in files], np.int32)
+    whole = _session(repository, "magika").run(None, {"bytes": rows})[0]
+    original = (repository / "magika" / "1" / "model.onnx").read_bytes()
+    full = onnxruntime.InferenceSession(magika_small(original, 2048).SerializeToString())
+    # On all of the input it is the model itself; that one takes the variance in a way that rounds more.
+    np.testing.assert_allclose(full.run(None, {"bytes": rows[:16]})[0], whole[:16], atol=5e-3)
+
+    ends = np.concatenate([rows[:, :256], rows[:, -256:]], axis=1)
+    small = _session(repository, "magika_small").run(None, {"bytes": ends})[0]
+    same = small.argmax(axis=1) == whole.argmax(axis=1)
+    sure = small.max(axis=1) >= 0.8
+    assert same.mean() > 0.9
+    assert sure.mean() > 0.7
+    assert same[sure].mean() > 0.98 > same[~sure].mean()
 
 
 def test_tokenizer_examples_are_what_minilm_examples_are_made_of(repository: Path, tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,14 +81,16 @@ def run(args: argparse.Namespace) -> int:
     _build_if_missing(repository, args.model, say)
     outcomes: dict[str, Outcome] = {}
     with serve(repository, models=args.model or ("*",), name=None) as server:
-        models, ensembles = _ready(server, args.model)
+        models, ensembles, streams = _ready(server, args.model)
         for model in models:
             outcomes[model] = _tune(server, model, args, say)
         if ensembles:
             say(f"\n{', '.join(ensembles)}: batching is that of the models it is made of, which are tuned above")
+        if streams:
+            say(f"\n{', '.join(streams)}: answers in streams and shares no call: workbench profile {streams[0]}")
         exported = server.export(
             to / "export",
-            models=[*models, *ensembles],
+            models=[*models, *ensembles, *streams],
             measured={model: outcome.to_json() for model, outcome in outcomes.items()},
             provenance={"demo": {"concurrency": args.concurrency, "p99_goal_ms": args.p99_ms}},
             overwrite=True,
@@ -125,12 +127,12 @@ def _build_if_missing(repository: Path, models: Sequence[str] | None, say: Any) 
         say(f"  {built}")
 
 
-def _ready(server: Server, wanted: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The models to tune, and the ensembles, which batch nothing themselves.
+def _ready(server: Server, wanted: Sequence[str] | None) -> tuple[list[str], list[str], list[str]]:
+    """The models to tune; the ensembles, which batch nothing themselves; those that stream and take no batches.
 
     Raises:
         NotFound: a model that was asked for is not there or not ready.
-        InvalidRequest: one that was asked for is an ensemble.
+        InvalidRequest: one that was asked for is an ensemble, or streams.
     """
     from workbench.session.pipelines import composing_models
 
@@ -150,7 +152,19 @@ def _ready(server: Server, wanted: Sequence[str] | None) -> tuple[list[str], lis
             where=server.url,
             hint=f"tune what it is made of: {steps}",
         )
-    return [name for name in dict.fromkeys(ready) if name not in ensembles], ensembles
+    streams = [name for name in dict.fromkeys(ready) if _only_streams(server.config(name).effective)]
+    if wanted is not None and streams:
+        raise InvalidRequest(
+            f"'{streams[0]}' answers in streams and takes no batches: there is nothing to choose here",
+            where=server.url,
+            hint=f"measure its responses: workbench profile {streams[0]}",
+        )
+    return [name for name in dict.fromkeys(ready) if name not in (*ensembles, *streams)], ensembles, streams
+
+
+def _only_streams(config: Mapping[str, Any]) -> bool:
+    decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
+    return bool(decoupled) and not config.get("max_batch_size", 0)
 
 
 def _tune(server: Server, model: str, args: argparse.Namespace, say: Any) -> Outcome:
