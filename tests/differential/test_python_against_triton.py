@@ -147,7 +147,7 @@ def refused(talk: Talk) -> None:
 NOT_ASKED = "Triton asks a model for its is_ready since 26.03: in 2.51 it is ready as soon as it is loaded"
 
 
-@case("py-18 models that say whether they are ready", differs={"GET /v2/models/is_not_ready/ready": NOT_ASKED})
+@case("py-30 models that say whether they are ready", differs={"GET /v2/models/is_not_ready/ready": NOT_ASKED})
 def readiness(talk: Talk) -> None:
     each(talk, "is_ready", "is_not_ready")
     talk.call("GET", "/v2/models/is_ready/ready")
