@@ -1,8 +1,9 @@
 """A backend for tests of the engine: its models answer when the test lets them, and misbehave when a request asks.
 
 It stands behind the same seam as every backend. ``y`` is ``x``; the request parameter ``do`` asks for more: ``raise``,
-``error`` (an error for this request alone), ``nothing`` (no answer), ``stream:N`` (N responses before the final one),
-``cancel`` (waits for the cancellation, then answers CANCELLED), ``again:N`` (gives the request back N times).
+``interrupt`` (what Ctrl-C raises), ``error`` (an error for this request alone), ``nothing`` (no answer), ``stream:N``
+(N responses before the final one), ``cancel`` (waits for the cancellation, then answers CANCELLED), ``again:N`` (gives
+the request back N times).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Gate:
     open: threading.Event = field(default_factory=threading.Event)
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     batches: list[list[str]] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
     live: int = 0
     made: int = 0
     fail_instance: str = ""
@@ -66,6 +68,7 @@ class GateModel:
         self.gate = gate
         gate.host = context.host
         self.loop_kind = "loop" in context.config.parameters
+        self.any_thread = "any_thread" in context.config.parameters
 
     def create_instance(self, spec: InstanceSpec) -> Any:
         if self.gate.fail_instance:
@@ -94,6 +97,8 @@ def answer(gate: Gate, execution: Execution, index: int, request: InferenceReque
             return
     if do == "raise":
         raise ValueError("the model raised")
+    if do == "interrupt":
+        raise KeyboardInterrupt
     if do == "error":
         response.error = BackendError("this one is refused")
     elif do == "cancel":
@@ -126,6 +131,7 @@ class ThreadGate:
         self.clock: Callable[[], int] = model.context.host.clock
 
     def execute(self, execution: Execution) -> None:
+        self.gate.threads.append(threading.get_ident())
         self.gate.batches.append([request.id for request in execution.requests])
         self.gate.started.release()
         execution.input_end = self.clock()

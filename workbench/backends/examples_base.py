@@ -110,6 +110,7 @@ class ExampleModel:
 
     reads_max_batch_size = True
     checks_batch_size = False
+    any_thread = True
 
     def __init__(self, context: ModelContext, make: Callable[[ModelContext, InstanceSpec], Instance]) -> None:
         self._context = context

@@ -131,6 +131,7 @@ class OnnxRuntimeBackend:
 
 class _OnnxModel:
     reads_max_batch_size = False
+    any_thread = True
 
     def __init__(self, context: ModelContext) -> None:
         self._context = context

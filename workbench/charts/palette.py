@@ -50,6 +50,7 @@ REASON: dict[str, str] = {
     "inputs": VERMILION,
     "sequence": GREEN,
     "drain": "#6B4C9A",
+    "inline": "#D8DEE4",
     "unknown": "#7A8594",
 }
 """Colour of each reason for which a batch is formed."""
@@ -64,6 +65,7 @@ REASON_LABEL: dict[str, str] = {
     "inputs": "next request has other inputs",
     "sequence": "sequence",
     "drain": "queue drained",
+    "inline": "in-kernel call, ran at once where it was asked for",
     "unknown": "reason not told by this server",
 }
 """The reason in words, as the legend has it."""

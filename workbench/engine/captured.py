@@ -2,7 +2,7 @@
 
 Two stores of half the limit each, so that a flood of failures does not push the slow requests out. The oldest go first.
 A model's slowest are the ``SLOWEST`` longest of one epoch of its configuration; a longer one takes the shortest's
-place. Written by the engine's loop alone, read by any thread.
+place.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ class CapturedRow:
     size: int
 
 
+_NONE: tuple[int, list[tuple[int, int]]] = (-1, [])
+
+
 class CapturedRequests:
-    """The kept requests of one engine.
+    """The kept requests of one engine. Thread-safe.
 
     Args:
         limit: bytes of inputs that are kept altogether; a request above half of it is not kept.
@@ -66,28 +69,35 @@ class CapturedRequests:
     def offer(
         self, request: InferenceRequest, version: int, epoch: int, seq: int, duration_ns: int, status: str
     ) -> None:
-        """Looks at a request that is over, and keeps it where it failed or was slow. On the loop.
+        """Looks at a request that is over, and keeps it where it failed or was slow.
 
         ``status`` is its record's. What was refused or cancelled has not failed in the model, and comes in floods.
         """
         if status in ("REJECTED", "CANCELED"):
             return
         if status != "ok":
-            self._keep(self._failed, Captured(seq, "failed", duration_ns, size_of(request), _copy(request, version)))
+            failed = Captured(seq, "failed", duration_ns, size_of(request), _copy(request, version))
+            with self._lock:
+                self._failed.add(failed)
             return
         key = (request.model_name, version)
-        of_epoch, longest = self._slowest.get(key, (-1, []))
-        if of_epoch != epoch:
-            longest = []
-            self._slowest[key] = (epoch, longest)
-        if len(longest) < SLOWEST:
-            heapq.heappush(longest, (duration_ns, seq))
-        elif duration_ns > longest[0][0]:
-            with self._lock:
-                self._slow.drop(heapq.heapreplace(longest, (duration_ns, seq))[1])
-        else:
+        of_epoch, longest = self._slowest.get(key, _NONE)
+        if of_epoch == epoch and len(longest) == SLOWEST and duration_ns <= longest[0][0]:
             return
-        self._keep(self._slow, Captured(seq, "slow", duration_ns, size_of(request), _copy(request, version)))
+        slow = Captured(seq, "slow", duration_ns, size_of(request), _copy(request, version))
+        with self._lock:
+            of_epoch, longest = self._slowest.get(key, _NONE)
+            if of_epoch != epoch:
+                longest = []
+                self._slowest[key] = (epoch, longest)
+            if len(longest) < SLOWEST:
+                heapq.heappush(longest, (duration_ns, seq))
+            else:
+                shortest = heapq.heappushpop(longest, (duration_ns, seq))[1]
+                if shortest == seq:
+                    return
+                self._slow.drop(shortest)
+            self._slow.add(slow)
 
     def rows(self) -> list[CapturedRow]:
         """What is kept, by ``seq``."""
@@ -116,10 +126,6 @@ class CapturedRequests:
                 f"{LIMIT_BYTES >> 20} MiB: captured() lists them",
             )
         return found.request
-
-    def _keep(self, store: _Store, captured: Captured) -> None:
-        with self._lock:
-            store.add(captured)
 
 
 class _Store:

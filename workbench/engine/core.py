@@ -13,6 +13,7 @@ from workbench.clock import Clock
 from workbench.engine.captured import CapturedRequests
 from workbench.engine.devices import Placement
 from workbench.engine.inbox import Inbox
+from workbench.engine.inline import InlineCalls
 from workbench.engine.nested import NestedCalls
 from workbench.engine.options import EngineOptions
 from workbench.engine.timers import Timers
@@ -66,6 +67,7 @@ class EngineCore:
         if self.turns is not None:
             self.turns.nested = self.nested
         self.placement = Placement(options.gpus, options.min_compute_capability, options.host_policies)
+        self.inline = InlineCalls(clock, enabled=options.inline)
         self.next_seq = itertools.count().__next__
         self.next_generation = itertools.count(1).__next__
         self.tasks: set[asyncio.Task[Any]] = set()

@@ -46,10 +46,14 @@ class InferenceEngine(AskedEngine):
             WorkbenchError: what the request failed with.
             TimedOut: no answer within ``timeout_s``; the request is cancelled.
         """
-        response = None
-        for response in self.infer_stream(request, timeout_s, once=once):  # noqa: B007
-            pass
+        self._check_blocking()
+        response = self._core.inline.infer(request)
+        if response is None:
+            for response in self._responses(request, timeout_s, once=once, inline=True):  # noqa: B007
+                pass
         assert response is not None
+        if response.error is not None:
+            raise response.error
         return response
 
     def infer_stream(
@@ -62,8 +66,13 @@ class InferenceEngine(AskedEngine):
             TimedOut: no response within ``timeout_s`` of the one before it.
         """
         self._check_blocking()
+        yield from self._responses(request, timeout_s, once=once)
+
+    def _responses(
+        self, request: InferenceRequest, timeout_s: float | None, *, once: bool, inline: bool = False
+    ) -> Iterator[InferenceResponse]:
         results: SimpleQueue[InferenceResponse] = SimpleQueue()
-        cancel = self.post(request, results.put, once=once)
+        cancel = self._post(request, results.put, once=once, inline=inline)
         done = False
         try:
             while not done:
@@ -81,11 +90,24 @@ class InferenceEngine(AskedEngine):
 
     def post(self, request: InferenceRequest, on_response: OnResponse, *, once: bool = False) -> Callable[[], None]:
         """As ``submit``, from any thread; a refusal is a response with ``error``. Gives what cancels the request."""
+        return self._post(request, on_response, once=once)
+
+    def _post(
+        self, request: InferenceRequest, on_response: OnResponse, *, once: bool, inline: bool = False
+    ) -> Callable[[], None]:
         tickets: list[Ticket] = []
+        inlines = self._core.inline
+        inlines.arriving.append(None)
 
         def begin() -> None:
             try:
-                tickets.append(self.submit(request, on_response, once=once))
+                try:
+                    ticket = self.submit(request, on_response, once=once)
+                finally:
+                    inlines.arriving.pop()
+                tickets.append(ticket)
+                if inline:
+                    inlines.consider(request, ticket.model)
             except Exception as error:  # whatever it is, somebody waits for it
                 known = error if isinstance(error, WorkbenchError) else None
                 refusal = known or InvalidRequest(f"{type(error).__name__}: {error}")

@@ -8,7 +8,7 @@ import traceback
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from workbench.backends.base import Execution, Instance, InstanceSpec, ResponseReport
+from workbench.backends.base import Execution, Instance, InstanceSpec, ResponseReport, ThreadInstance
 from workbench.clock import Clock
 from workbench.engine.flow import Flow
 from workbench.engine.ticket import Ticket
@@ -200,6 +200,23 @@ class InstanceSlot:
         self.instance.close()
 
 
+def run_batch(
+    instance: ThreadInstance, execution: Execution, clock: Clock, interrupts: type[BaseException] | tuple[()] = ()
+) -> WorkbenchError | None:
+    """Executes a batch on the calling thread and gives what it failed of; ``interrupts`` are not failures of it."""
+    execution.compute_start = clock()
+    try:
+        instance.execute(execution)
+    except WorkbenchError as raised:
+        return raised
+    except interrupts:
+        raise
+    except BaseException as raised:
+        hint = "".join(traceback.format_exception(raised))
+        return BackendError(f"{type(raised).__name__}: {raised}", hint=hint)
+    return None
+
+
 class InstanceThread:
     """The thread on which a blocking instance executes."""
 
@@ -220,16 +237,7 @@ class InstanceThread:
     def _main(self) -> None:
         with contextlib.suppress(WorkbenchError):  # the thread that has made the instance would have failed of it
             self._policy.pin()
-        get, clock, execute = self._queue.get, self._clock, self._instance.execute  # type: ignore[union-attr]
+        get, clock, instance = self._queue.get, self._clock, self._instance
         while (execution := get()) is not None:
-            execution.compute_start = clock()
-            error: WorkbenchError | None = None
-            try:
-                execute(execution)
-            except WorkbenchError as raised:
-                error = raised
-            except BaseException as raised:
-                hint = "".join(traceback.format_exception(raised))
-                error = BackendError(f"{type(raised).__name__}: {raised}", hint=hint)
-            execution.finish(error)
-            execution = error = None
+            execution.finish(run_batch(instance, execution, clock))  # type: ignore[arg-type]
+            execution = None

@@ -400,6 +400,7 @@ class Lifecycle:
     # ---- states
 
     def _set_state(self, entry: ModelEntry, number: int, state: State, reason: str = "") -> None:
+        self.core.inline.withdraw()
         slot = entry.versions[number]
         if (slot.state, slot.reason) == (state, reason):
             return

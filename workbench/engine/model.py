@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from workbench.backends.base import LoadedModel
+from workbench.engine.books import counts_though_failed, finish_response, write_batch, write_request
 from workbench.engine.core import EngineCore
 from workbench.engine.execution import InstanceSlot, Run
 from workbench.engine.statistics import ModelStatistics
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.timers import TimerHandle
-from workbench.engine.validation import OutputReshaper, RequestValidator, refusal
+from workbench.engine.validation import Checked, OutputReshaper, RequestValidator, refusal
 from workbench.errors import (
     Cancelled,
     InstanceDied,
@@ -58,7 +59,9 @@ class ModelVersion:
         self.decoupled: bool = config.model_transaction_policy.decoupled
         self.scheduler = self._make_scheduler(config, self.generation * _BATCHES_PER_GENERATION + 1)
         self._open: dict[int, Ticket] = {}
-        self._idle: deque[InstanceSlot] = deque()
+        self.idle: deque[InstanceSlot] = deque()
+        self.took_ns = -1
+        self._late: set[InstanceSlot] = set()
         self._turns = core.turns
         self._order: deque[Ticket] = deque()
         self._planned = False
@@ -77,11 +80,12 @@ class ModelVersion:
         """Makes a normalised message the one in force for checks; the scheduler is told by ``reconfigure``."""
         self.config = config
         self.validator = RequestValidator(config)
-        self._reshape_outputs = OutputReshaper(config)
+        self.reshape_outputs = OutputReshaper(config)
         self.settings: Any = self._settings_of(config)
 
     def reconfigure(self, config: Any, epoch: int) -> None:
         """New settings in place: nothing that waits or runs is lost."""
+        self.core.inline.withdraw()
         self.adopt_config(config)
         self.epoch = epoch
         self.scheduler.reconfigure(self.settings, self.core.clock())
@@ -100,20 +104,47 @@ class ModelVersion:
         slot.look_at_health()
         self.slots.append(slot)
         if slot.healthy:
-            self._idle.append(slot)
+            self.idle.append(slot)
         self.plan()
 
     def retire_slot(self, slot: InstanceSlot) -> None:
         """Takes an instance out; it is closed after the batch that it runs."""
+        self.core.inline.withdraw()
         slot.retired = True
         (self.passive if slot.spec.passive else self.slots).remove(slot)
         if slot.run is None:
-            self._let_slot_go(slot)
+            self._late.add(slot)
+            self.came_back(slot)
+
+    def came_back(self, slot: InstanceSlot) -> None:
+        """A thread that has run a request of its own in an instance (``engine.inline``) is done, and was waited for."""
+        if slot in self._late:
+            try:
+                self.idle.remove(slot)
+            except ValueError:  # a thread has it: this is called again
+                gone = slot.runner is None
+            else:
+                gone = True
+            if gone:
+                self._let_slot_go(slot)
+        self.look_whether_empty()
+        self.plan()
+
+    def is_busy(self, slot: InstanceSlot) -> bool:
+        """Whether an instance runs a batch, or a thread a request of its own in it."""
+        return slot.run is not None or self._is_lent(slot)
+
+    def _is_lent(self, slot: InstanceSlot) -> bool:
+        return slot.runner is not None and slot.run is None and slot not in self.idle
+
+    def _count_lent(self) -> int:
+        return sum(self._is_lent(slot) for slot in (*self.slots, *self._late))
 
     def _let_slot_go(self, slot: InstanceSlot) -> None:
         """Closes an instance that runs nothing."""
-        if slot in self._idle:
-            self._idle.remove(slot)
+        self._late.discard(slot)
+        if slot in self.idle:
+            self.idle.remove(slot)
         if self._turns is not None:
             self._turns.forget(slot)
         self.core.spawn(self.core.on_closer(slot.close))
@@ -123,10 +154,10 @@ class ModelVersion:
         for slot in (*self.slots, *self.passive):
             if slot.spec.label == name:
                 slot.healthy, slot.why, slot.gone = healthy, why, gone and not healthy
-                if slot in self._idle and not healthy:
-                    self._idle.remove(slot)
-                elif healthy and slot.ready and slot.run is None and slot not in self._idle:
-                    self._idle.append(slot)
+                if slot in self.idle and not healthy:
+                    self.idle.remove(slot)
+                elif healthy and slot.ready and slot.run is None and slot not in self.idle:
+                    self.idle.append(slot)
                 self.core.events.append(
                     "instance", self.name, why, level="info" if healthy else "error", instance=name, healthy=healthy
                 )
@@ -146,7 +177,12 @@ class ModelVersion:
     @property
     def open_requests(self) -> int:
         """Requests accepted and not yet answered to the end."""
-        return len(self._open)
+        return len(self._open) + self._count_lent()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether somebody waits for the last request to end."""
+        return self._on_empty is not None
 
     def accept(self, request: InferenceRequest, on_response: OnResponse) -> Ticket:
         """Checks a request and queues it.
@@ -158,11 +194,7 @@ class ModelVersion:
         """
         checked = self.validator.check(request)
         now = self.core.clock()
-        ticket = self.ticket_class(self, request, on_response, self.core.next_seq(), checked.rows, now)
-        ticket.shape_key = checked.shape_key
-        ticket.input_set = checked.input_set
-        if checked.inputs is not request.inputs:
-            ticket.request = dataclasses.replace(request, inputs=checked.inputs)
+        ticket = self.make_ticket(request, checked, on_response, now)
         if self.slots and all(slot.gone for slot in self.slots):
             raise InstanceDied(f"no instance of model '{self.name}' is left: {self.slots[0].why}")
         if self.passive and not self.slots:
@@ -176,6 +208,15 @@ class ModelVersion:
         if not self._planned:
             self._planned = True
             self.core.loop.call_soon(self._dispatch)
+        return ticket
+
+    def make_ticket(self, request: InferenceRequest, checked: Checked, on_response: OnResponse, now: int) -> Ticket:
+        """A request that has been checked, as it goes through the engine. Thread-safe."""
+        ticket = self.ticket_class(self, request, on_response, self.core.next_seq(), checked.rows, now)
+        ticket.shape_key = checked.shape_key
+        ticket.input_set = checked.input_set
+        if checked.inputs is not request.inputs:
+            ticket.request = dataclasses.replace(request, inputs=checked.inputs)
         return ticket
 
     def _keep_in_order(self, ticket: Ticket) -> None:
@@ -223,7 +264,7 @@ class ModelVersion:
 
     def _dispatch(self) -> None:
         self._planned = False
-        scheduler, idle = self.scheduler, self._idle
+        scheduler, idle = self.scheduler, self.idle
         now = self.core.clock()
         for rejected in scheduler.expire(now):
             ticket = self._open.get(rejected.id)
@@ -234,22 +275,25 @@ class ModelVersion:
             self._arm()
             return
         while idle:
-            slot = idle[0]
+            try:
+                slot = idle.popleft()
+            except IndexError:  # a thread was quicker (``engine.inline``)
+                break
             batch = scheduler.acquire(slot.index, now)
             if batch is None:
+                idle.appendleft(slot)
                 break
-            idle.popleft()
             self._execute(slot, batch)
         self._arm()
 
     def take_turn(self, slot: InstanceSlot) -> bool:
         """The rate limiter grants an instance its turn; whether it had a batch to execute."""
-        if slot not in self._idle:
+        if slot not in self.idle:
             return False
         batch = self.scheduler.acquire(slot.index, self.core.clock())
         if batch is None:
             return False
-        self._idle.remove(slot)
+        self.idle.remove(slot)
         self._execute(slot, batch)
         return True
 
@@ -270,37 +314,32 @@ class ModelVersion:
 
     def complete(self, run: Run) -> None:
         """A batch has left its instance."""
-        core, slot = self.core, run.slot
-        now = core.clock()
+        slot = run.slot
+        now = self.core.clock()
         slot.run = None
         if slot.retired:
             self._let_slot_go(slot)
         elif slot.healthy and slot.ready:
-            self._idle.append(slot)
+            self.idle.append(slot)
         batch = run.batch
         if batch.seq >= 0:
             self.scheduler.complete(batch, now)
         if self._turns is not None:
-            self._turns.done(slot, again=slot in self._idle and self.pending > 0)
+            self._turns.done(slot, again=slot in self.idle and self.pending > 0)
         if not self._planned:
             # the instance gets its next batch before clients get their answers
             self._dispatch()
-        core.records.add_batch(
-            batch.seq, self.name, run.epoch, slot.spec.label, batch.rows, len(batch.items), batch.reason,
-            batch.acquired, run.execution.compute_end,
-        )  # fmt: skip
-        self.statistics.left(batch.rows, batch.reason)
-        # Triton's Python backend reports a batch that failed as executed, its other backends do not
-        counts = getattr(self.loaded, "counts_failed_batches", False)
+        write_batch(run)
+        self.took_ns = run.execution.compute_end - run.execution.compute_start
         ended = True
-        answered: bool = counts and not isinstance(run.error, InstanceDied)
+        answered = counts_though_failed(run)
         for index, ticket in enumerate(run.tickets):
             response = run.finals[index]
             if response is None:
                 if self._goes_on(run, index):
                     answered, ended = True, False
                     continue
-                response = self._unanswered(ticket, run, index)
+                response = self.unanswered(ticket, run, index)
             answered = answered or response.error is None
             self.deliver(ticket, response)
         if answered:
@@ -313,7 +352,8 @@ class ModelVersion:
         back = run.execution.rescheduled
         return run.error is None and self.decoupled and not (back and index in back)
 
-    def _unanswered(self, ticket: Ticket, run: Run, index: int) -> InferenceResponse:
+    def unanswered(self, ticket: Ticket, run: Run, index: int) -> InferenceResponse:
+        """The answer to a request that a batch has ended without one to."""
         error = run.error
         if error is None and run.execution.rescheduled and index in run.execution.rescheduled:
             error = InvalidRequest(RESCHEDULE_TEXT)
@@ -327,18 +367,7 @@ class ModelVersion:
         """Sends a response on to whoever asked; a final one ends the request."""
         if ticket.id not in self._open:
             return
-        request = ticket.request
-        response.model_name = self.name
-        response.model_version = self.version
-        response.id = request.id
-        if response.error is not None:
-            ticket.failed = ticket.failed or response
-        else:
-            if request.outputs and response.outputs:
-                wanted = {output.name for output in request.outputs}
-                response.outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
-            if self._reshape_outputs:
-                response.outputs = [self._reshape_outputs.apply(tensor) for tensor in response.outputs]
+        finish_response(self, ticket, response)
         if response.final:
             self._end(ticket, response)
         self._send(ticket, response)
@@ -382,36 +411,7 @@ class ModelVersion:
     def _end(self, ticket: Ticket, response: InferenceResponse) -> None:
         """Statistics and the record of a request that is over."""
         del self._open[ticket.id]
-        core, run, request = self.core, ticket.run, ticket.request
-        now = core.clock()
-        failed = ticket.failed
-        status, text = "ok", ""
-        if run is None:
-            start = input_end = output_start = compute_end = batch_seq = 0
-            batch_seq, instance = -1, ""
-        else:
-            execution = run.execution
-            start, input_end = execution.compute_start, execution.input_end
-            output_start, compute_end = execution.output_start, execution.compute_end
-            batch_seq, instance = run.batch.seq, run.slot.spec.label
-        if failed is None:
-            durations = (0, 0, 0) if run is None else run.durations()
-            ticket.durations = durations
-            self.statistics.success(ticket.rows, now - ticket.arrival, start - ticket.queue_start, durations)
-        else:
-            error = failed.error
-            assert error is not None
-            # whatever a model answers with is the backend's failure, except a cancellation
-            reason = error.reason if run is None or isinstance(error, Cancelled) else "BACKEND"
-            self.statistics.failure(reason, now - ticket.arrival)
-            status, text = reason, error.message
-        core.records.add_request(
-            self.name, self.version, ticket.epoch if run is None else run.epoch, request.id, request.client,
-            request.parent_seq, request.priority, ticket.rows, "" if ticket.shape_key is None else ticket.shape_key,
-            ticket.arrival, ticket.queue_start, start, input_end, output_start, compute_end, now, batch_seq, instance,
-            status, text, ticket.id,
-        )  # fmt: skip
-        core.captured.offer(request, self.version, ticket.epoch, ticket.id, now - ticket.arrival, status)
+        write_request(self, ticket, self.core.clock())
         ticket.run = None
         if ticket.flow is not None:
             ticket.flow.end()
@@ -427,11 +427,12 @@ class ModelVersion:
 
     def look_whether_empty(self) -> None:
         """Tells whoever waits for it that nothing is open any more."""
-        if self._on_empty is not None and not self._open and not self.holds:
+        if self._on_empty is not None and not self._open and not self.holds and not self._count_lent():
             self._on_empty()
 
     def drain(self) -> None:
         """From now on what waits leaves without delay."""
+        self.core.inline.withdraw()
         self.scheduler.drain(self.core.clock())
         self.plan()
 
@@ -450,11 +451,12 @@ class ModelVersion:
             self._ending.set()
 
     async def _retire(self) -> None:
-        if self._open or self.holds:
+        self.core.inline.withdraw()
+        done = self.core.loop.create_future()
+        self._on_empty = lambda: None if done.done() else done.set_result(None)
+        if self.open_requests or self.holds:
             self.scheduler.drain(self.core.clock())
             self.plan()
-            done = self.core.loop.create_future()
-            self._on_empty = lambda: None if done.done() else done.set_result(None)
             await done
         await self.close()
 
@@ -463,7 +465,7 @@ class ModelVersion:
         if self._timer is not None:
             self._timer.cancel()
         slots, self.slots, self.passive = [*self.slots, *self.passive], [], []
-        self._idle.clear()
+        self.idle.clear()
         errors: Sequence[BaseException | None] = []
         for slot in slots:
             slot.retired = True

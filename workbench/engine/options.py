@@ -44,6 +44,8 @@ class EngineOptions:
     ``nested_wait_report_s``: a nested call (BLS) that waits so long in a queue is reported by an event, 0 for never.
     ``rate_limit_resources`` are NAME:COUNT or NAME:COUNT:DEVICE; they count with ``rate_limit`` execution_count.
 
+    ``inline`` lets ``infer`` run requests of small models on the calling thread (``engine.inline``).
+
     ``gpus`` are the devices, numbers or records (``telemetry.load_devices``), None asks NVML; those of a compute
     capability below ``min_compute_capability`` are not used. ``host_policies`` maps a policy's name to its settings
     (``numa-node``, ``cpu-cores``). Python-based backends are ``<backend_directory>/<name>/model.py``.
@@ -73,6 +75,7 @@ class EngineOptions:
     rate_limit: Literal["off", "execution_count"] = "off"
     rate_limit_resources: tuple[str, ...] = ()
     nested_wait_report_s: float = 10.0
+    inline: bool = True
 
 
 @dataclass(frozen=True, slots=True, repr=False)

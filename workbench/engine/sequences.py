@@ -137,12 +137,12 @@ class SequenceVersion(ModelVersion):
         for notice in scheduler.take_notices():
             self.core.events.append("log", self.name, notice, level="warning")
         if self._turns is not None:
-            self._turns.look(self, self._idle)
+            self._turns.look(self, self.idle)
         else:
-            for slot in list(self._idle):
+            for slot in list(self.idle):
                 batch = scheduler.acquire(slot.index, now)
                 if batch is not None:
-                    self._idle.remove(slot)
+                    self.idle.remove(slot)
                     self._execute(slot, batch)
         for index in scheduler.departed(now):
             slot = self._leaving.pop(index)

@@ -135,7 +135,7 @@ def version_snapshot(entry: ModelEntry, number: int, slot: VersionSlot, now: int
                 each.spec.kind,
                 each.spec.device_id,
                 each.healthy,
-                each.run is not None,
+                model.is_busy(each),
                 each.why,
                 each.spec.host_policy.name,
                 dict(each.spec.host_policy.settings),

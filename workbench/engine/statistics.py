@@ -5,6 +5,7 @@ All durations are nanoseconds. Each request of a batch adds the whole batch's co
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any
 
@@ -16,12 +17,13 @@ REASONS: tuple[FailureReason, ...] = ("REJECTED", "CANCELED", "BACKEND", "OTHER"
 
 
 class ModelStatistics:
-    """The counters of one model version; written on the loop's thread.
+    """The counters of one model version. Thread-safe, but for ``responses``, which the loop alone writes.
 
     They live as long as the version does: a reload starts new ones, an edit in place does not.
     """
 
     __slots__ = (
+        "_counting",
         "batches",
         "compute_infer_ns",
         "compute_input_ns",
@@ -41,6 +43,7 @@ class ModelStatistics:
     )
 
     def __init__(self) -> None:
+        self._counting = threading.Lock()
         self.success_count = self.success_ns = 0
         self.fail_count = self.fail_ns = 0
         self.queue_ns = 0
@@ -56,39 +59,49 @@ class ModelStatistics:
 
     def left(self, rows: int, reason: str) -> None:
         """A batch has left the queue, for a reason of ``scheduling.interface``; also one that failed then."""
-        self.recent.append((rows, reason))
-        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        with self._counting:
+            self.recent.append((rows, reason))
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def success(self, rows: int, total_ns: int, queue_ns: int, durations: tuple[int, int, int]) -> None:
         """A request that succeeded; ``durations`` are input, infer and output of the batch it was in."""
-        self.success_count += 1
-        self.success_ns += total_ns
-        self.queue_ns += queue_ns
-        self.compute_input_ns += durations[0]
-        self.compute_infer_ns += durations[1]
-        self.compute_output_ns += durations[2]
-        self.inference_count += rows
+        input_ns, infer_ns, output_ns = durations
+        with self._counting:
+            self.success_count += 1
+            self.success_ns += total_ns
+            self.queue_ns += queue_ns
+            self.compute_input_ns += input_ns
+            self.compute_infer_ns += infer_ns
+            self.compute_output_ns += output_ns
+            self.inference_count += rows
 
     def failure(self, reason: FailureReason, total_ns: int) -> None:
         """A request that failed after it was accepted."""
-        self.fail_count += 1
-        self.fail_ns += total_ns
-        self.failures[reason] += 1
+        with self._counting:
+            self.fail_count += 1
+            self.fail_ns += total_ns
+            self.failures[reason] += 1
 
     def execution(self, rows: int, durations: tuple[int, int, int]) -> None:
         """A batch that was executed and did not fail as a whole."""
-        self.execution_count += 1
-        self.last_inference_ms = wall_ms()
-        row = self.batches.get(rows)
-        if row is None:
-            row = self.batches[rows] = [0, 0, 0, 0]
-        row[0] += 1
-        row[1] += durations[0]
-        row[2] += durations[1]
-        row[3] += durations[2]
+        input_ns, infer_ns, output_ns = durations
+        with self._counting:
+            self.execution_count += 1
+            self.last_inference_ms = wall_ms()
+            row = self.batches.get(rows)
+            if row is None:
+                row = self.batches[rows] = [0, 0, 0, 0]
+            row[0] += 1
+            row[1] += input_ns
+            row[2] += infer_ns
+            row[3] += output_ns
 
     def to_json(self, name: str, version: int) -> dict[str, Any]:
         """Triton's ``model_stats`` entry (11.8)."""
+        with self._counting:
+            return self._to_json(name, version)
+
+    def _to_json(self, name: str, version: int) -> dict[str, Any]:
         success, fail = self.success_count, self.fail_count
         return {
             "name": name,

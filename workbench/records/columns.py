@@ -1,13 +1,14 @@
 """Request and batch records as columns: the ring that the engine writes, and their form on the wire.
 
 Times are nanoseconds of ``CLOCK_MONOTONIC``; a stamp that a request never reached (it was rejected, say) is 0.
-The ring is written by one thread (the engine's loop) and read by any: a reader copies rows and then drops those that
-the writer may have overwritten meanwhile, so that neither waits for the other.
+The ring is written by one thread at a time and read by any: a reader copies rows and then drops those that a writer
+may have overwritten meanwhile, so that neither waits for the other.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
@@ -169,7 +170,7 @@ def shortened(text: str, limit: int) -> str:
 class RecordRing:
     """The last ``capacity`` requests and the last ``capacity`` batches.
 
-    Adding is O(1), about a microsecond, and done by one thread; reading is thread-safe and never stops the writer.
+    Adding is O(1), about a microsecond; reading never stops who adds. Thread-safe.
     """
 
     def __init__(self, capacity: int = 65536) -> None:
@@ -179,6 +180,7 @@ class RecordRing:
         self._requests = _Table(REQUEST_COLUMNS, capacity)
         self._batches = _Table(BATCH_COLUMNS, capacity)
         self._cursor = 0
+        self._adding = threading.Lock()
 
     @property
     def last_seq(self) -> int:
@@ -216,22 +218,24 @@ class RecordRing:
         A priority, on the wire an unsigned number of 64 bits, is written as the largest that the column holds if it is
         beyond that.
         """
-        table, cursor = self._requests, self._cursor
-        count = table.count
-        slot = count % table.capacity
-        if seq < 0:
-            seq = count
         if priority > MAX_INT64:
             priority = MAX_INT64
         if len(error) > MAX_ERROR or len(request_id) > MAX_ID:
             error, request_id = shortened(error, MAX_ERROR), shortened(request_id, MAX_ID)
-        table.texts[slot] = (model, request_id, client, shape_key, instance, status, error)
-        table.pack(
-            table.buffer, slot * table.row_bytes, cursor, seq, version, epoch, parent_seq, priority, rows, arrival,
-            queue_start, compute_start, compute_input_end, compute_output_start, compute_end, end, batch_seq,
-        )  # fmt: skip
-        table.count = count + 1
-        self._cursor = cursor + 1
+        texts = (model, request_id, client, shape_key, instance, status, error)
+        table = self._requests
+        with self._adding:
+            cursor, count = self._cursor, table.count
+            slot = count % table.capacity
+            if seq < 0:
+                seq = count
+            table.texts[slot] = texts
+            table.pack(
+                table.buffer, slot * table.row_bytes, cursor, seq, version, epoch, parent_seq, priority, rows, arrival,
+                queue_start, compute_start, compute_input_end, compute_output_start, compute_end, end, batch_seq,
+            )  # fmt: skip
+            table.count = count + 1
+            self._cursor = cursor + 1
         return seq
 
     def add_batch(
@@ -247,15 +251,16 @@ class RecordRing:
         done: int,
     ) -> None:
         """Writes one executed batch."""
-        table, cursor = self._batches, self._cursor
-        count = table.count
-        slot = count % table.capacity
-        table.texts[slot] = (model, instance, reason)
-        table.pack(
-            table.buffer, slot * table.row_bytes, cursor, batch_seq, epoch, rows, requests, acquired, done
-        )  # fmt: skip
-        table.count = count + 1
-        self._cursor = cursor + 1
+        table = self._batches
+        with self._adding:
+            cursor, count = self._cursor, table.count
+            slot = count % table.capacity
+            table.texts[slot] = (model, instance, reason)
+            table.pack(
+                table.buffer, slot * table.row_bytes, cursor, batch_seq, epoch, rows, requests, acquired, done
+            )  # fmt: skip
+            table.count = count + 1
+            self._cursor = cursor + 1
 
     def read(self, after_seq: int = -1) -> RecordColumns:
         """What was written after the cursor ``after_seq`` (``last_seq`` of an earlier read; -1: everything kept).

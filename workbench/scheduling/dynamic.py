@@ -22,6 +22,7 @@ batches whose delay is over. Here nothing is formed before an instance is idle, 
 from __future__ import annotations
 
 import heapq
+import itertools
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -53,7 +54,7 @@ class DynamicBatcher:
     per_instance: ClassVar[bool] = False
 
     def __init__(self, settings: BatcherSettings, *, first_batch_seq: int = 1) -> None:
-        self._next_seq = first_batch_seq
+        self.number_batch = itertools.count(first_batch_seq).__next__
         self._next_order = 0
         self._levels: dict[int, LevelQueue] = {}
         self._numbers: list[int] = []
@@ -216,9 +217,13 @@ class DynamicBatcher:
         self._count -= len(cut.items)
         self._rows -= cut.rows
         self._changed = now
-        seq = self._next_seq
-        self._next_seq = seq + 1
-        return Batch(seq, instance, cut.items, cut.rows, cut.reason, now)
+        return Batch(self.number_batch(), instance, cut.items, cut.rows, cut.reason, now)
+
+    def leaves_alone(self, rows: int) -> bool:
+        """Whether a request that finds an idle instance and nothing waiting would leave at once. Thread-safe."""
+        if not self._batching:
+            return True
+        return decide(iter([Item(0, rows)]), self._rules, 0, oldest_first=True, draining=False).hold is None
 
     def _is_hooked(self) -> bool:
         """Whether the test hook holds all batches back; once enough has waited it is open for good."""

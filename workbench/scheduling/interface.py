@@ -29,14 +29,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-Reason = Literal["full", "preferred", "delay", "no_delay", "shapes", "inputs", "direct", "sequence", "drain"]
+Reason = Literal["full", "preferred", "delay", "no_delay", "shapes", "inputs", "direct", "sequence", "drain", "inline"]
 """Why a batch left the queue.
 
 ``full``: max_batch_size (or the largest preferred size) reached, or the next request does not fit; ``preferred``: a
 preferred size; ``delay``: max_queue_delay_microseconds is over; ``no_delay``: no delay is set, so what waits goes;
 ``shapes``: the next request has other shapes; ``inputs``: it has another set of optional inputs; ``direct``: the
 model has no batcher, one request is one batch; ``sequence``: the sequence batcher of strategy direct formed it (under
-oldest the inner dynamic batcher's reasons hold); ``drain``: the model is unloading.
+oldest the inner dynamic batcher's reasons hold); ``drain``: the model is unloading; ``inline``: no
+scheduler formed it, the request ran at once on the thread that asked, in this process (``engine.inline``).
 """
 
 RejectKind = Literal["timeout", "queue_full", "cancelled", "stopping", "invalid"]

@@ -41,6 +41,9 @@ class Engine(Server):
         host_policies: a policy's name -> ``cpu-cores`` or ``numa-node`` -> value, as ``--host-policy`` has them.
         gpus: the devices to place instances on, numbers or records (``workbench.telemetry.load_devices``); None asks
             NVML.
+        inline: let ``infer`` run a request on the calling thread where the model is small, its backend is bound to no
+            thread (Python models are), and the request would leave the queue at once; its batch has the reason
+            ``inline`` in the records. ``profile`` and ``sweep`` always go through the scheduler.
 
     Raises:
         NotFound: there is no such directory.
@@ -59,6 +62,7 @@ class Engine(Server):
         backend_directory: PathLike = BACKEND_DIRECTORY,
         host_policies: Mapping[str, Mapping[str, str]] | None = None,
         gpus: Sequence[int | Device] | None = None,
+        inline: bool = True,
     ) -> None:
         self._paths = repositories(path)
         self.name = self._paths[0].name
@@ -75,6 +79,7 @@ class Engine(Server):
                 gpus=None if gpus is None else tuple(gpus),
                 hold_until_queued=queued,
                 hold_until_backlog=backlog,
+                inline=inline,
             )
         )
         self._mode = control_mode
