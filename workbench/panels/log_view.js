@@ -68,17 +68,10 @@ class LogView {
     for (const [name, text] of [["t", row.t], ["l", row.l], ["m", row.m], ["q", row.q], ["r", row.r], ["w", row.w]]) {
       node.querySelector(`.wb-log-${name}`).textContent = text;
     }
-    const place = node.querySelector(".wb-log-x");
-    if (place.dataset.text === row.x) return;
-    place.dataset.text = row.x;
-    place.replaceChildren();
-    if (!row.b) {
-      place.textContent = row.x;
-      return;
-    }
-    const details = place.appendChild(document.createElement("details"));
-    details.appendChild(document.createElement("summary")).textContent = row.x;
-    details.appendChild(document.createElement("pre")).textContent = row.b;
+    // Triton's text of an error ends with the calls; the traceback says the same and more.
+    node.querySelector(".wb-log-text").textContent = row.b ? row.x.split("\n\nAt:\n")[0] : row.x;
+    node.querySelector(".wb-log-fold").hidden = !row.b;
+    node.querySelector(".wb-log-b").textContent = row.b;
   }
 
   make(row) {
@@ -87,6 +80,15 @@ class LogView {
     for (const name of ["t", "l", "m", "q", "r", "w", "x"]) {
       node.appendChild(document.createElement("span")).className = `wb-log-${name}`;
     }
+    const place = node.lastElementChild;
+    const fold = place.appendChild(document.createElement("button"));
+    fold.className = "wb-log-fold";
+    fold.textContent = "▸ traceback";
+    fold.setAttribute("aria-expanded", "false");
+    place.appendChild(document.createElement("span")).className = "wb-log-text";
+    const trace = node.appendChild(document.createElement("pre"));
+    trace.className = "wb-log-b";
+    trace.hidden = true;
     return node;
   }
 
@@ -104,11 +106,19 @@ class LogView {
 
   click(event) {
     const node = event.target.closest(".wb-log-row");
+    const fold = event.target.closest(".wb-log-fold");
+    if (fold !== null) {
+      const trace = node.querySelector(".wb-log-b");
+      trace.hidden = !trace.hidden;
+      fold.textContent = trace.hidden ? "▸ traceback" : "▾ traceback";
+      fold.setAttribute("aria-expanded", String(!trace.hidden));
+      this.follows = false; // somebody reads
+    }
     if (node === null || String(document.getSelection()).length > 0) return;
     this.list.querySelector(".wb-log-chosen")?.classList.remove("wb-log-chosen");
     node.classList.add("wb-log-chosen");
     this.selected = node.dataset.key;
-    this.follows = false; // somebody reads
+    this.follows = false;
     this.model.send({ type: "select", key: this.selected });
   }
 

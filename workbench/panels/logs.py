@@ -93,7 +93,7 @@ class LogsPanel(Panel):
         self._clear.on_click(lambda _: self._clear_filters())
         self._only.on_click(lambda _: self._only_selected())
         filters = [self._model, self._level, self._request, self._words, self._slower, self._clear, self._follow]
-        row = W.HBox(filters, layout=W.Layout(width="100%", flex_flow="row wrap", margin="2px 0 4px"))
+        row = W.HBox(filters, layout=W.Layout(width="100%", flex_flow="row wrap", margin="4px 0 6px", grid_gap="6px"))
         self._build([self._head, row, self._list, self._detail_box])
 
     def _watched(self) -> list[Any]:
@@ -268,15 +268,6 @@ def record_html(row: Mapping[str, Any], batch: list[dict[str, Any]], kept: bool)
     ]  # fmt: skip
     about += [f'<span class="wb-muted">{name}</span> {escape(value)}' for name, value in facts if value != ""]
     parts = [f'<div class="wb-head">{" ".join(f"<span>{each}</span>" for each in about)}</div>', split_html(row)]
-    if row["error"]:
-        parts.append(f'<div class="wb-source">{escape(row["error"])}</div>')
-    for title, rows in (("made for it", row["children"]), (f"in the same batch of {len(batch)}", batch[1:])):
-        if rows:
-            shown = ", ".join(
-                f"{each['seq']} {each['model']} {float(each['response_ms']):.1f} ms" for each in rows[:12]
-            )
-            more = f" and {len(rows) - 12} more" if len(rows) > 12 else ""
-            parts.append(f'<div><span class="wb-muted">{title}:</span> {escape(shown + more)}</div>')
     ways = [f"server.logs(request={seq})"]
     if kept:
         ways.insert(0, f"server.replay({seq})")
@@ -284,6 +275,15 @@ def record_html(row: Mapping[str, Any], batch: list[dict[str, Any]], kept: bool)
         "" if kept else ' <span class="wb-muted">its inputs are not kept: replay takes failed and slowest ones</span>'
     )
     parts.append(f'<div class="wb-source">{escape(chr(10).join(ways))}</div>{note}')
+    for title, rows in (("made for it", row["children"]), (f"in the same batch of {len(batch)}", batch[1:])):
+        if rows:
+            shown = ", ".join(
+                f"{each['seq']} {each['model']} {float(each['response_ms']):.1f} ms" for each in rows[:12]
+            )
+            more = f" and {len(rows) - 12} more" if len(rows) > 12 else ""
+            parts.append(f'<div><span class="wb-muted">{title}:</span> {escape(shown + more)}</div>')
+    if row["error"]:
+        parts.append(f'<div class="wb-source">{escape(row["error"])}</div>')
     return "".join(parts)
 
 

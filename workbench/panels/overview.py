@@ -205,8 +205,8 @@ def _cells(row: ModelRow, snapshot: SessionSnapshot) -> list[tuple[str, bool]]:
 
 
 def row_html(row: ModelRow, snapshot: SessionSnapshot) -> str:
-    """One line of the table; under it the reason where a model is not ready for one, or the steps of an ensemble."""
-    reason = row.reason.strip() if row.state != "READY" and _failed(row) else ""
+    """One line of the table; under it what is wrong with a model or its instances, or the steps of an ensemble."""
+    reason = row.reason.strip() if _failed(row) else ""
     below = f'<span class="wb-wide">{escape(reason[:400])}</span>' if reason else steps_html(row, snapshot)
     return f'<div class="wb-row" style="grid-template-columns:{COLUMNS}">{cells(_cells(row, snapshot))}{below}</div>'
 

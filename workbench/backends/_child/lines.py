@@ -1,7 +1,7 @@
 """What a model logs, prints and raises, on its way to the server's log.
 
 Each line says which batch was being executed and where in the code it comes from. A model may log and print as much as
-it likes: of each stream ``LOGGED`` or ``PRINTED`` lines a second get through, and then a count of those that did not.
+it likes: so many lines a second of each kind get through, and then a count of those that did not.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic_ns  # noqa: TID251 - another interpreter may run this file: it has no workbench.clock
 from typing import Any
 
-LOGGED = 1000
-PRINTED = 200
-"""Lines a second: through ``Logger``; through each of ``sys.stdout`` and ``sys.stderr``."""
+LOGGED, PRINTED, RAISED = 1000, 200, 100
+"""Lines a second: through ``Logger``; through each of ``sys.stdout`` and ``sys.stderr``; errors with tracebacks."""
 
 LIMIT, PRINTED_LIMIT = 16384, 8192
 """Characters of a line and of a traceback; of a printed line."""
@@ -29,7 +28,7 @@ OURS = (_ROOT if os.path.basename(_ROOT) == "workbench" else _HERE) + os.sep  # 
 """Where the workbench's own files are: its frames are left out of what a model's author sees, as Triton's C++ is."""
 
 _LEVELS = {"stdout": "info", "stderr": "warning"}
-_WORDS = {"logger": "log lines", "stdout": "lines of output", "stderr": "lines of output on stderr"}
+_WORDS = {"logger": "log lines", "stdout": "lines of output", "stderr": "lines of output on stderr", "error": "errors"}
 
 Send = Callable[[str, str, str, str, int, str, Any], None]
 """Takes a line: level, text, source (``logger``, ``stdout``, ``stderr`` or ``error``), file, line number, traceback,
@@ -83,6 +82,7 @@ class Lines:
         self.root = root
         self._send = send
         self._budgets = {"logger": Budget(LOGGED), "stdout": Budget(PRINTED), "stderr": Budget(PRINTED)}
+        self._budgets["error"] = Budget(RAISED)
         self._unfinished: dict[tuple[str, int], str] = {}
         self._batch: Any = None
         self._thread = 0
@@ -135,6 +135,8 @@ class Lines:
 
     def error(self, text: str, error: BaseException) -> None:
         """Something that the model raised; ``text`` is what clients are told."""
+        if not self._budgets["error"].take():
+            return
         with contextlib.suppress(Exception):  # an exception of the model's may refuse to be looked at
             file, number = raised_at(error, self.root)
             self._send("error", shortened(text), "error", file, number, trace_text(error), self._current())
