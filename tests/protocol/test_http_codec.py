@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from workbench.errors import WorkbenchError
+from workbench.errors import InternalError, WorkbenchError
 from workbench.protocol import datatypes
 from workbench.protocol.http_codec import (
     HEADER_LENGTH,
@@ -127,6 +127,67 @@ def test_not_a_number_and_infinity_go_both_ways() -> None:
     assert request.inputs[0].data[1:].tolist() == [-np.inf, np.inf]
     _, buffers = encode_response(InferenceResponse("m", 1, outputs=request.inputs), request)
     assert b'"data":[NaN,-Infinity,Infinity]' in bytes(buffers[0])
+
+
+def numbers(data: str, datatype: str = "FP64") -> list[Any]:
+    head = f'{{"inputs":[{{"name":"I","datatype":"{datatype}","shape":[1],"data":[{data}]}}],'
+    text = head + r'"id":"Inf -NaN \" Inf"}'
+    request = decode_request(text.encode(), None, OPTIONS)
+    assert request.id == 'Inf -NaN " Inf', "what stands in strings is left alone"
+    found: list[Any] = request.inputs[0].data.tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        ("Inf", np.inf), ("-Inf", -np.inf), ("-Infinity", -np.inf), ("NaN", np.nan), ("-NaN", np.nan), ("1e-400", 0.0),
+        ("1.7976931348623157e308", 1.7976931348623157e308), ("5e-324", 5e-324), ("-0.0", -0.0),
+        ("123456789012345678901234567890", 1.2345678901234568e29),
+    ],
+)  # fmt: skip
+def test_numbers_that_triton_reads(data: str, value: float) -> None:
+    assert repr(numbers(data)) == repr([value])
+
+
+@pytest.mark.parametrize(
+    "data", ["nan", "inf", "Infin", "+1", "1.", ".5", "01", "0x1", "1e400", "-1e400", "1_0", "Na", "--1"]
+)
+def test_numbers_that_triton_refuses(data: str) -> None:
+    with pytest.raises(InternalError, match="failed to parse the request JSON buffer: "):
+        numbers(data)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [("INT64", 2**63 - 1), ("INT64", -(2**63)), ("INT64", 2**53 + 1), ("UINT64", 2**64 - 1), ("UINT64", 2**53 + 1)],
+)
+def test_whole_numbers_survive_digit_by_digit(datatype: str, value: int) -> None:
+    assert numbers(str(value), datatype) == [value]
+    tensor = Tensor.from_numpy("O", np.array([value], np.dtype(datatype.lower())))
+    _, buffers = encode_response(InferenceResponse("m", 1, outputs=[tensor]), DecodedRequest("m", []))
+    assert f'"data":[{value}]'.encode() in bytes(buffers[0])
+
+
+def test_what_stands_around_a_document() -> None:
+    text = body_of(inputs=[])
+    for around in (b"\xef\xbb\xbf" + text, text + b"\0", text + b"\0\0", b" \n\t\r" + text + b"\r\n "):
+        assert decode_request(around, None, OPTIONS).inputs == []
+    for around in (text + b"x", text + b"\0x", b"\0" + text, b"/**/" + text, text * 2):
+        with pytest.raises(InternalError):
+            decode_request(around, None, OPTIONS)
+
+
+def test_surrogates() -> None:
+    def read(text: bytes) -> Any:
+        body = b'{"inputs":[{"name":"I","datatype":"BYTES","shape":[1],"data":["%b"]}]}' % text
+        return decode_request(body, None, OPTIONS).inputs[0].data.tolist()
+
+    assert read(rb"\ud83d\ude00") == ["😀".encode()]
+    assert read(rb"\ude00") == [b"\xed\xb8\x80"], "a low one alone is taken, as in Triton"
+    for half in (rb"\ud83d", rb"\ud83dx", rb"\ud83d\ud83d"):
+        with pytest.raises(InternalError):
+            read(half)
 
 
 def test_bytes_that_are_no_utf8_go_both_ways() -> None:

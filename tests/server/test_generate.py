@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,59 @@ def test_refusals_are_plain_errors(server: RunningServer, http: Http, kind: str)
     assert http(server, "GET", f"/v2/models/echo/{kind}").status == 405
     answer = http(server, "POST", f"/v2/models/echo/{kind}", b"", {"Content-Encoding": "gzip"})
     assert answer.json["error"] == "Unsupported content-encoding, only 'identity' is supported."
+
+
+def test_a_connection_serves_stream_after_stream(many: RunningServer) -> None:
+    connection = HTTPConnection(many.http_url.removeprefix("http://"), timeout=10)
+    for count in (2, 0, 4):
+        connection.request("POST", "/v2/models/repeat/generate_stream", json.dumps({"COUNT": count}))
+        socket = connection.sock
+        answer = connection.getresponse()
+        assert [event["NUMBER"] for event in events(answer.read())] == list(range(count))
+        assert connection.sock is socket, "the connection was kept"
+    connection.close()
+
+
+PILE = REPEAT.replace(
+    "sender.send(pb.InferenceResponse([tensor]))",
+    "sender.send(pb.InferenceResponse([pb.Tensor('TEXT', np.array([b'x' * 40_000], dtype=object))]))\n"
+    "                open(self.log, 'a').write('.')",
+).replace(
+    "    def execute",
+    "    def initialize(self, args):\n"
+    "        self.log = os.path.join(os.path.dirname(args['model_repository']), 'sent')\n\n"
+    "    def execute",
+).replace("import triton", "import os\n\nimport numpy as np\nimport triton")  # fmt: skip
+
+
+def test_a_reader_that_dawdles_holds_the_model_back(tmp_path: Path, start: Any) -> None:
+    root = tmp_path / "models"
+    (root / "pile" / "1").mkdir(parents=True)
+    (root / "pile" / "1" / "model.py").write_text(PILE)
+    (root / "pile" / "config.pbtxt").write_text(
+        'backend: "python"\nmodel_transaction_policy { decoupled: true }\n'
+        'input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+        'output [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
+        "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+    )
+    count, sent = 1000, root / "sent"
+    with start(root, ServerOptions(name="pile", exit_timeout_s=5.0)) as server:
+        connection = HTTPConnection(server.http_url.removeprefix("http://"), timeout=20)
+        connection.request("POST", "/v2/models/pile/generate_stream", json.dumps({"COUNT": count}))
+        answer = connection.getresponse()
+
+        def size() -> int:
+            return sent.stat().st_size if sent.exists() else 0
+
+        last = -1
+        while size() != last:  # until the model has come to a stand
+            last = size()
+            threading.Event().wait(0.5)
+        assert 0 < last < count // 2, "of 40 MB only what buffers hold, and the window of responses, was sent"
+        received = events(answer.read())
+        assert len(received) == count, "and nothing is lost"
+        assert size() == count
+        connection.close()
 
 
 def test_a_reader_that_leaves_cancels(many: RunningServer) -> None:

@@ -42,6 +42,11 @@ class EchoApp:
             raise KeyError("x")
         elif exchange.path == b"/big":
             exchange.respond(200, [bytes(4_000_000)], "application/octet-stream")
+        elif exchange.path.startswith(b"/stream/"):
+            stream = exchange.stream("text/plain")
+            for number in range(int(exchange.path[8:])):
+                stream.write(b"piece %d;" % number)
+            exchange.loop.call_later(0.01, stream.end)
         else:
             self.answer(exchange)
 
@@ -364,6 +369,97 @@ def test_a_client_that_does_not_read_is_cut_off_and_memory_stays_bounded(impatie
             )
 
         assert impatient.run(buffered()) <= 8_000_000, "further answers are not begun while one is not taken"
+        until(lambda: impatient.count() == 0)
+
+
+def read_chunks(stream: Any) -> list[bytes]:
+    pieces = []
+    while (size := int(stream.readline(), 16)) > 0:
+        pieces.append(stream.read(size))
+        assert stream.readline() == b"\r\n"
+    assert stream.readline() == b"\r\n"
+    return pieces
+
+
+def read_head(stream: Any) -> list[bytes]:
+    lines = []
+    while (line := stream.readline().strip()) != b"":
+        lines.append(line)
+    return lines
+
+
+def test_a_connection_outlives_an_answer_in_pieces(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(
+            b"".join(b"GET %b HTTP/1.1\r\n\r\n" % path for path in (b"/stream/2", b"/a", b"/stream/0", b"/b"))
+        )
+        head = read_head(stream)
+        assert head[0] == b"HTTP/1.1 200 OK"
+        assert b"Connection: close" not in head
+        assert read_chunks(stream) == [b"piece 0;", b"piece 1;"]
+        assert read_answer(stream)[2] == b"GET /a "
+        read_head(stream)
+        assert read_chunks(stream) == []
+        assert read_answer(stream)[2] == b"GET /b "
+
+
+@pytest.mark.parametrize(
+    ("request_", "framed"),
+    [
+        (b"GET /stream/2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", False),
+        (b"GET /stream/2 HTTP/1.1\r\nConnection: close\r\n\r\n", True),
+    ],
+)
+def test_an_answer_in_pieces_ends_with_its_connection(running: Running, request_: bytes, framed: bool) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(request_)
+        head = read_head(stream)
+        assert b"Connection: close" in head
+        assert (b"Transfer-Encoding: chunked" in head) is framed
+        if framed:
+            assert read_chunks(stream) == [b"piece 0;", b"piece 1;"]
+            assert stream.read() == b""
+        else:
+            assert stream.read() == b"piece 0;piece 1;"
+
+
+def test_a_body_that_drips_is_cut_off(impatient: Running) -> None:
+    with impatient.connect() as client:
+        client.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
+        client.settimeout(0.05)
+        received = b""
+        for _ in range(200):
+            with contextlib.suppress(TimeoutError):
+                client.sendall(b"a")
+                received = client.recv(1000)
+            if received:
+                break
+        assert received.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_slow_upload_that_gets_on_is_served(impatient: Running) -> None:
+    piece = bytes(20_000)
+    with impatient.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST /x HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (16 * len(piece)))
+        for _ in range(16):  # 0.8 s in all, where a pause may take 0.3
+            threading.Event().wait(0.05)
+            client.sendall(piece)
+        assert read_answer(stream)[0] == 200
+
+
+def test_a_reader_that_drips_is_cut_off(impatient: Running) -> None:
+    with impatient.connect() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(b"GET /big HTTP/1.1\r\n\r\n")
+        for _ in range(500):
+            try:
+                if not client.recv(1):
+                    break
+            except OSError:
+                break
+            threading.Event().wait(0.01)
+            if impatient.count() == 0:
+                break
         until(lambda: impatient.count() == 0)
 
 
