@@ -262,7 +262,11 @@ class Runner:
         with self._loop_lock:
             if self._loop is None:
                 self._loop = SharedLoop()
-        return self._loop.run(awaitable)
+        return self._loop.run(awaitable if asyncio.iscoroutine(awaitable) else _as_coroutine(awaitable))
+
+
+async def _as_coroutine(awaitable: Any) -> Any:
+    return await awaitable
 
 
 class Threads:
