@@ -52,6 +52,7 @@ class RealTriton:
 
     http: str
     grpc: str
+    metrics: str
     log: Path
 
 
@@ -85,7 +86,9 @@ def start_triton(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Star
         # The same tokenizers as here: the answers are compared byte for byte.
         wanted = " ".join([f"tokenizers=={version('tokenizers')}", *packages])
         environment = os.environ | {"REAL_TRITON_PIP": wanted}
-        running = RealTriton(f"http://127.0.0.1:{ports[0]}", f"grpc://127.0.0.1:{ports[1]}", folder / "triton.log")
+        http, grpc, metrics = (f"127.0.0.1:{port}" for port in ports)
+        log_file = folder / "triton.log"
+        running = RealTriton(f"http://{http}", f"grpc://{grpc}", f"http://{metrics}/metrics", log_file)
         with running.log.open("wb") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
