@@ -14,9 +14,6 @@ from workbench.backends._child import pb_utils
 
 STUBS = Path(workbench.__file__).parent / "backends" / "stubs"
 FILE = STUBS / "triton_python_backend_utils-stubs" / "__init__.pyi"
-OURS_ALONE = {"InferenceRequest": {"model_name", "model_version", "preferred_memory", "received"}, "Tensor": {"wrap"}}
-"""Names that are here only, and not for models."""
-
 MODEL = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -64,7 +61,7 @@ def test_the_stubs_and_the_module_have_the_same_names() -> None:
             for node in classes[name].body
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign)
         )
-        has = public(key for key in dir(kind) if key not in dir(Exception)) - OURS_ALONE.get(name, set())
+        has = public(key for key in dir(kind) if key not in dir(Exception))
         assert said == has, name
         assert inspect.getdoc(kind), name
 

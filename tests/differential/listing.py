@@ -1,4 +1,7 @@
-"""The table of all differential cases: ``python tests/differential/listing.py`` writes it to CASES.md."""
+"""The tables of all differential cases and of the names that they use.
+
+``python tests/differential/listing.py`` writes them to CASES.md and PB_UTILS.md.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TABLE = HERE / "CASES.md"
+NAMES = HERE / "PB_UTILS.md"
 HEAD = """# Cases of the differential suite
 
 Each case is one script that runs against a real Triton 2.51 and against the workbench; all that they say is equal, but
@@ -46,3 +50,4 @@ def _reasons(differs: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     TABLE.write_text(table())
+    NAMES.write_text(importlib.import_module("surface").table())

@@ -62,6 +62,15 @@ SAYING = {
     "constants": "names = [n for n in dir(pb_utils) if n.startswith('TRITON') and n.isupper()]\n"
     "said = [repr(getattr(pb_utils, n)) for n in names]\n"
     "said = [each for each in said if not each.startswith('{')] + [str(pb_utils.TRITONSERVER_MEMORY_GPU)]",
+    "surface": "import c_python_backend_utils as c\n"
+    "def names(o):\n    found = [n for n in dir(o) if not n.startswith('_') and n not in dir(Exception)]\n"
+    "    return sorted(n for n in found if n not in ('json', 'np', 'struct'))\n"
+    "inner = (c.InferenceResponseSender, c.InferenceTrace, c.Metric, c.ResponseIterator)\n"
+    "kinds = {k.__name__: k for k in (*vars(pb_utils).values(), *inner) if isinstance(k, type)}\n"
+    "said = [names(pb_utils)] + [[k, names(kinds[k])] for k in sorted(kinds) if k not in ('InferenceResponse', "
+    "'ResponseIterator')]",
+    "surface_later": "import c_python_backend_utils as c\n"
+    "said = [[n for n in dir(k) if not n.startswith('_')] for k in (pb_utils.InferenceResponse, c.ResponseIterator)]",
     "inner": "import c_python_backend_utils as c\n"
     "said = [c.Tensor is pb_utils.Tensor, c.MetricKind.GAUGE.name, c.MemoryType.TRITONSERVER_MEMORY_CPU.value]",
     "numbers": "said = [repr(k and np.dtype(k)) for k in map(pb_utils.triton_to_numpy_type, range(16))]\n"
@@ -120,6 +129,9 @@ SAYING = {
     "request": "said = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(), "
     "sorted(r.requested_output_names()), [t.name() for t in r.inputs()], r.is_cancelled(), type(r.trace()).__name__, "
     "r.trace().get_context()]",
+    "told": "said = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(), "
+    "sorted(r.requested_output_names())]",
+    "dtype_numbers": "said = [say(pb_utils.Tensor('t', x).triton_dtype), say(lambda: r.inputs()[0].triton_dtype())]",
     "made": "q = nested('m')\np = nested('m', request_id='me', correlation_id=5, model_version=3, flags=3, timeout=99, "
     "parameters={'a': 1, 'b': 'é', 'c': True}, preferred_memory=pb_utils.PreferredMemory("
     "pb_utils.TRITONSERVER_MEMORY_CPU, 0), trace=r.trace())\n"
@@ -138,7 +150,8 @@ SAYING = {
     "pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 'x')), type(pb_utils.PreferredMemory("
     "preferred_memory_type=pb_utils.TRITONSERVER_MEMORY_GPU, preferred_device_id=1)).__name__]",
     "flags": "said = [say(lambda: r.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)), say(lambda: "
-    "r.set_release_flags('x')), say(lambda: nested('m').set_flags('x')), say(lambda: nested('m').set_flags(2))]",
+    "r.set_release_flags('x')), say(lambda: nested('m').set_flags('x')), say(lambda: nested('m').set_flags(2)), "
+    "say(lambda: nested('m').set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE))]",
     "sender_wrong": "s = r.get_response_sender()\nsaid = [s.is_cancelled(), say(lambda: s.send(None)), say(lambda: "
     "s.send(5)), say(lambda: s.send(None, flags=7)), say(lambda: s.send(None, flags=1)), say(lambda: s.send(None, "
     "flags='a')).split('Invoked')[0], type(s).__name__]",

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import surface
 from harness import check
-from listing import TABLE, table, topics
+from listing import NAMES, TABLE, table, topics
 
 
 def test_the_table_of_cases_is_what_is_registered() -> None:
     assert TABLE.read_text() == table(), "python tests/differential/listing.py writes it anew"
+
+
+def test_every_name_of_pb_utils_is_used_by_a_model() -> None:
+    assert [name for name, models in surface.used().items() if not models] == []
+    assert NAMES.read_text() == surface.table(), "python tests/differential/listing.py writes it anew"
 
 
 def test_every_topic_has_eight_cases_at_least() -> None:

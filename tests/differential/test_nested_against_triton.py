@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import nested_models
-from harness import HEAVY, Case, Sides, Talk, Topic
+from harness import HEAVY, Case, Sides, Talk, Topic, said_in_file
 
 pytestmark = HEAVY
 TOPIC = Topic("bls", "Nested requests")
@@ -21,14 +21,6 @@ def asks(talk: Talk, *names: str, beside: tuple[str, ...] = ()) -> None:
         talk.infer(name)
     for name in beside:
         talk.stats(name)
-
-
-def said(talk: Talk, name: str) -> None:
-    """Waits for a file that a model writes beside the models, and notes what is in it."""
-    path = talk.root / name
-    talk.until(path.exists, f"{name} was not written")
-    talk.note(name, path.read_text())
-    path.unlink()
 
 
 @case("bls-01 a timeout in the callee's queue: of the request, or of the queue where it is smaller or not overridden")
@@ -83,7 +75,7 @@ def left(talk: Talk) -> None:
     sent.leave()
     talk.release(held)
     talk.answers(sent)
-    said(talk, "ask_left.ended")
+    said_in_file(talk, "ask_left.ended")
     talk.batches("unbatched")
     talk.stats("unbatched")
 
@@ -99,7 +91,7 @@ def broken_off(talk: Talk) -> None:
     for name in ("counted", "many", "echo", "ask_broken_off", "ask_untouched", "ask_two_streams"):
         talk.load(name)
     talk.infer("ask_broken_off")
-    said(talk, "counted.seen")
+    said_in_file(talk, "counted.seen")
     for name in ("ask_untouched", "ask_two_streams"):
         talk.infer(name)
     for name in ("counted", "many"):
@@ -177,7 +169,7 @@ def before_and_after(talk: Talk) -> None:
     talk.load("initializing")
     talk.load("finalizing")
     talk.unload("finalizing")
-    said(talk, "finalizing.said")
+    said_in_file(talk, "finalizing.said")
 
 
 @case("bls-16 sixteen at once; a correlation id that is a string")

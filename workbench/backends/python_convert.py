@@ -36,7 +36,7 @@ def parameters_json(parameters: Mapping[str, Parameter]) -> str:
 
 
 def request_fields(request: InferenceRequest) -> tuple[Any, ...] | None:
-    """What a model's ``InferenceRequest.received`` takes: id, correlation id, flags, timeout, parameters, outputs.
+    """What a model's ``InferenceRequest._received`` takes: id, correlation id, flags, timeout, parameters, outputs.
 
     None where none of them is set.
     """

@@ -149,7 +149,7 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 def _to_model(model: str, response: ProtocolResponse) -> InferenceResponse:
     if response.error is not None:
         return InferenceResponse(error=TritonError(nested_error_text(model, response.error), ErrorCode.INTERNAL))
-    answer = InferenceResponse([ModelTensor.wrap(t.name, t.datatype, t.shape, t.data, True) for t in response.outputs])
+    answer = InferenceResponse([ModelTensor._wrap(t.name, t.datatype, t.shape, t.data, True) for t in response.outputs])
     answer._parameters = "" if not response.parameters else _json(response.parameters)
     return answer
 
@@ -211,7 +211,7 @@ class ThreadInstance:
         """Runs a batch; returns when every request is answered (decoupled: when the model's execute has returned)."""
         sink = _Sink(self._context.name, self._context.version, execution)
         batch = Batch(len(execution.requests), sink, execution.is_cancelled)
-        received, wrap = self._bound.received, ModelTensor.wrap
+        received, wrap = self._bound._received, ModelTensor._wrap
         requests = [
             received(
                 request_fields(request),

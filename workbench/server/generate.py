@@ -49,7 +49,10 @@ class GenerateEndpoint:
 
 
 def _message(response: InferenceResponse) -> tuple[int, bytes] | None:
-    """Status and JSON of a response; None for one that only says that there are no more."""
+    """Status and JSON of a response; None for one that only says that there are no more.
+
+    An error that comes as a response has the status 400 whatever its code (http_server.cc, GenerateRequestClass).
+    """
     error = response.error
     if error is None:
         if response.final and not response.outputs and not response.parameters:
@@ -58,7 +61,7 @@ def _message(response: InferenceResponse) -> tuple[int, bytes] | None:
             return 200, encode_generate(response)
         except WorkbenchError as refused:
             error = refused
-    return error.code.http_status, error_body(error.message)
+    return 400, error_body(error.message)
 
 
 class _Collected:

@@ -105,6 +105,7 @@ class Reply:
     held: InferenceResponse | None = None
     senders = False
     back = False
+    implied = False  # the response itself was taken for the final one
 
     def __init__(self, batch: Batch, index: int) -> None:
         self.batch = batch
@@ -122,13 +123,12 @@ class Reply:
                         "response."
                     )
                 if response is not None and self.sent:
-                    self.held = None
                     raise TritonModelException(
                         "Unable to send response. Non-decoupled model cannot send more than one response. "
                         f"{DECOUPLED_HINT} (model '{batch.model}', instance '{batch.instance}')"
                     )
-                if response is None and self.held is None and self.closed:
-                    return  # the response itself was taken for the final one, execute having returned
+                if response is None and self.held is None and self.implied:
+                    return  # execute had returned: nothing more was to come
             if self.closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
             if response is not None:
@@ -138,6 +138,7 @@ class Reply:
                     self.held = response  # a second one would be an error: so the first waits for execute to return
                     return
                 response, self.held = response or self.held, None
+                self.implied = not final
                 final = True
             self.closed = final
         batch.sink.emit(self.index, response, final)

@@ -176,7 +176,7 @@ class InferenceRequest:
         self._trace = given["trace"]
 
     @classmethod
-    def received(cls, fields: Any, inputs: list[Tensor], reply: Reply) -> InferenceRequest:
+    def _received(cls, fields: Any, inputs: list[Tensor], reply: Reply) -> InferenceRequest:
         """A request that came from the server.
 
         ``fields``: id, correlation id, flags, timeout, parameters, outputs; None where none of them is set.
@@ -207,14 +207,6 @@ class InferenceRequest:
         """The outputs that the client asks for; all of the configuration's where it names none."""
         return set(self._outputs)
 
-    def model_name(self) -> str:
-        """The model that the request is for."""
-        return self._model_name
-
-    def model_version(self) -> int:
-        """The version asked for, -1 for the latest."""
-        return self._model_version
-
     def flags(self) -> int:
         """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END."""
         return self._flags
@@ -242,10 +234,6 @@ class InferenceRequest:
     def parameters(self) -> str:
         """The request's parameters as JSON."""
         return self._parameters or "{}"
-
-    def preferred_memory(self) -> PreferredMemory:
-        """Where the outputs should lie."""
-        return self._preferred_memory
 
     def trace(self) -> InferenceTrace:
         """The trace that the request belongs to."""

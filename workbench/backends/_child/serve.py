@@ -168,7 +168,7 @@ def _inputs(count: int, packed: Any, kinds: Any, buffer: Any) -> list[list[Tenso
             tensors, offset = received(kinds, numbers, buffer, offset)
             inputs.append(tensors)
         return inputs
-    wrap = Tensor.wrap
+    wrap = Tensor._wrap
     columns = [
         [wrap(name, datatype, shape, array) for array in arrays]
         for name, datatype, shape, arrays in wire.unpack_columns(kinds, count, buffer)
@@ -177,7 +177,7 @@ def _inputs(count: int, packed: Any, kinds: Any, buffer: Any) -> list[list[Tenso
 
 
 def _requests(bound: Any, inputs: Any, fields: Any, batch: Batch) -> list[Any]:
-    receive = bound.received
+    receive = bound._received
     if fields is None:
         return [receive(None, tensors, Reply(batch, index)) for index, tensors in enumerate(inputs)]
     return [receive(fields[index], tensors, Reply(batch, index)) for index, tensors in enumerate(inputs)]

@@ -141,7 +141,7 @@ class Tensor:
         self._source = None
 
     @classmethod
-    def wrap(cls, name: str, datatype: str, shape: Any, array: Any, source: Any = None) -> Tensor:
+    def _wrap(cls, name: str, datatype: str, shape: Any, array: Any, source: Any = None) -> Tensor:
         """A tensor around an array, or around (buffer, offset, bytes), which becomes one when first asked for."""
         tensor = object.__new__(cls)
         tensor._name = name
@@ -216,7 +216,7 @@ class Tensor:
             datatype, array = dlpack.take(args[1])
         except dlpack.DLPackError as error:
             raise TritonModelException(str(error)) from None
-        return Tensor.wrap(args[0], datatype, array.shape, array)
+        return Tensor._wrap(args[0], datatype, array.shape, array)
 
     def __repr__(self) -> str:
         return f"<Tensor {self._name} {self._datatype} {list(self._shape)}>"

@@ -80,7 +80,7 @@ class Tensor:
         """The shape, the batch dimension included."""
 
     def triton_dtype(self) -> int:
-        """The data type as Triton's number (``triton_to_numpy_type`` reads it)."""
+        """The data type as Triton's number (``triton_to_numpy_type`` reads it). Triton 2.51 raises a TypeError."""
 
     def is_cpu(self) -> bool:
         """Whether the tensor lies in host memory."""
