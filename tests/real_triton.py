@@ -32,9 +32,11 @@ def real_triton(
     ``packages`` are requirements of the models' model.py, besides numpy.
     """
     http, metrics, grpc = _free_ports(3)
+    region = f"triton_python_{os.getpid()}_{http}_"
     command = [
         str(oracle / "real-tritonserver"), f"--model-repository={repository}", f"--http-port={http}",
-        f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false", *options,
+        f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false",
+        f"--backend-config=python,shm-region-prefix-name={region}", *options,
     ]  # fmt: skip
     environment = os.environ | {"REAL_TRITON_PIP": " ".join(("numpy<2", *packages))}
     with log.open("w") as file:
@@ -51,6 +53,8 @@ def real_triton(
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        for left in Path("/dev/shm").glob(f"{region}*"):  # one for each instance: the server was killed
+            left.unlink(missing_ok=True)
 
 
 def _free_ports(count: int) -> list[int]:
