@@ -51,7 +51,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     command = [
         sys.executable, "-m", "workbench.server", f"--model-repository={tmp_path / 'models'}", "--http-port=0",
-        "--metrics-port=0", f"--backend-directory={tmp_path / 'backends'}", f"--device-list={SLICES}",
+        "--metrics-port=0", "--grpc-port=0", f"--backend-directory={tmp_path / 'backends'}", f"--device-list={SLICES}",
         f"--host-policy=mine,cpu-cores={core}-{core}", "--min-supported-compute-capability=8.9",
     ]  # fmt: skip
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

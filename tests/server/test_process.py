@@ -23,14 +23,18 @@ from workbench.server import runtime
 from workbench.server.arguments import backend_config, parse, without_effect
 from workbench.server.main import main
 
-READY = re.compile(r"workbench: ready http=(\S+) metrics=(\S+) name=(\S+) pid=(\d+)\n")
+READY = re.compile(r"workbench: ready http=(\S+) grpc=\S+ metrics=(\S+) name=(\S+) pid=(\d+)\n")
 
 
 @contextmanager
 def process(repository: Path, *flags: str, **popen: Any) -> Iterator[tuple[subprocess.Popen[str], re.Match[str]]]:
     command = [sys.executable, "-m", "workbench.server", f"--model-repository={repository}", "--http-port=0"]
     child = subprocess.Popen(
-        [*command, "--metrics-port=0", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen
+        [*command, "--metrics-port=0", "--grpc-port=0", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **popen,
     )
     try:
         assert child.stdout is not None
@@ -55,13 +59,24 @@ def status(url: str) -> int:
 
 def test_a_name_is_not_taken_from_the_server_that_has_it(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with process(repository, "--name", "first") as (child, _):
-        assert main([f"--model-repository={repository}", "--http-port=0", "--metrics-port=0", "--name=first"]) == 1
+        assert (
+            main(
+                [
+                    f"--model-repository={repository}",
+                    "--http-port=0",
+                    "--metrics-port=0",
+                    "--grpc-port=0",
+                    "--name=first",
+                ]
+            )
+            == 1
+        )
         assert "a server named 'first' runs already" in capfd.readouterr().err
         assert runtime.read("first")["pid"] == child.pid
 
 
 def test_it_says_where_it_is_and_stops_cleanly_on_sigterm(repository: Path) -> None:
-    with process(repository, "--name", "stopper", "--id", "mine", "--allow-grpc=false") as (child, ready):
+    with process(repository, "--name", "stopper", "--id", "mine", "--grpc-infer-thread-count=4") as (child, ready):
         http, metrics, name, pid = ready.groups()
         assert (name, int(pid)) == ("stopper", child.pid)
         assert status(f"{http}/v2/health/ready") == 200
@@ -72,7 +87,7 @@ def test_it_says_where_it_is_and_stops_cleanly_on_sigterm(repository: Path) -> N
         _, log = child.communicate(timeout=20)
         assert child.returncode == 0
         assert re.search(r'^I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ \S+:\d+\] "Started HTTPService at 127', log, re.MULTILINE)
-        assert "--allow-grpc is tritonserver's and has no effect here" in log
+        assert "--grpc-infer-thread-count is tritonserver's and has no effect here" in log
     assert "stopper" not in [entry["name"] for entry in runtime.list_servers()]
 
 
@@ -123,7 +138,7 @@ def test_an_owned_server_dies_when_its_owner_is_killed(repository: Path, tmp_pat
         "import os, subprocess, sys\n"
         "read, write = os.pipe()\n"
         "child = subprocess.Popen([sys.executable, '-m', 'workbench.server', '--model-repository', sys.argv[1],\n"
-        "    '--http-port=0', '--metrics-port=0', '--owner-fd', str(read)], pass_fds=(read,),\n"
+        "    '--http-port=0', '--metrics-port=0', '--grpc-port=0', '--owner-fd', str(read)], pass_fds=(read,),\n"
         "    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)\n"
         "os.close(read)\n"
         "print(child.stdout.readline(), flush=True)\n"
@@ -156,7 +171,7 @@ def test_a_shutdown_request_ends_the_process(repository: Path) -> None:
 def test_a_port_in_use_is_said_in_words(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with process(repository) as (_, ready):
         port = ready[1].rpartition(":")[2]
-        code = main([f"--model-repository={repository}", f"--http-port={port}", "--metrics-port=0"])
+        code = main([f"--model-repository={repository}", f"--http-port={port}", "--metrics-port=0", "--grpc-port=0"])
     assert code == 1
     assert f"Socket '127.0.0.1:{port}' already in use" in capfd.readouterr().err
 
@@ -167,7 +182,7 @@ def test_a_model_that_fails_decides_whether_the_server_starts(
     write(tmp_path, "good", "FP32", [4])
     write(tmp_path, "broken", "FP32", [4])
     (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"nonsense")
-    assert main([f"--model-repository={tmp_path}", "--http-port=0", "--metrics-port=0"]) == 1
+    assert main([f"--model-repository={tmp_path}", "--http-port=0", "--metrics-port=0", "--grpc-port=0"]) == 1
     assert "error: creating server:" in capfd.readouterr().err
     with process(tmp_path, "--exit-on-error=false") as (_, ready):
         assert status(f"{ready[1]}/v2/health/live") == 200
@@ -198,11 +213,11 @@ def test_a_wrong_command_line_is_said_in_words(flags: list[str], text: str, capf
 def test_tritons_flags_are_read() -> None:
     args = parse(
         ["--model-repository", ".", "--model-store=.", "--strict-readiness=0", "--exit-on-error", "false",
-         "--grpc-port", "8001", "--cuda-memory-pool-byte-size=0:64", "--model-control-mode=explicit", "--load-model=*"]
+         "--grpc-max-response-pool-size", "8", "--cuda-memory-pool-byte-size=0:64", "--model-control-mode=explicit", "--load-model=*"]
     )  # fmt: skip
     assert args.model_repository == [".", "."]
     assert (args.strict_readiness, args.exit_on_error) == (False, False)
-    assert without_effect(args) == ["--grpc-port", "--cuda-memory-pool-byte-size"]
+    assert without_effect(args) == ["--grpc-max-response-pool-size", "--cuda-memory-pool-byte-size"]
     assert backend_config(["onnxruntime,a=1", "onnxruntime,b=2", "default-max-batch-size=8"]) == {
         "onnxruntime": {"a": "1", "b": "2"},
         "": {"default-max-batch-size": "8"},

@@ -25,6 +25,7 @@ def info(name: str, pid: int | None = None, started: str = "2026-01-01T00:00:00+
         name=name,
         pid=number,
         http="http://127.0.0.1:1",
+        grpc="",
         metrics="",
         repositories=["/models"],
         token="secret",

@@ -319,6 +319,7 @@ def test_looking_for_a_server_never_removes_the_file_of_one_that_appears() -> No
         name="appearing",
         pid=os.getpid(),
         http="http://127.0.0.1:1",
+        grpc="",
         metrics="",
         repositories=[],
         token="t",

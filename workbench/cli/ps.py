@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints a table, or JSON."""
     from workbench.server import runtime
 
-    shown = ("name", "pid", "http", "metrics", "control_mode", "detached", "started", "repositories")
+    shown = ("name", "pid", "http", "grpc", "metrics", "control_mode", "detached", "started", "repositories")
     servers: list[dict[str, Any]] = [{key: dict(info)[key] for key in shown} for info in runtime.list_servers()]
     if args.json:
         print(json.dumps(servers, indent=2))

@@ -14,7 +14,8 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Para
 SERVICE = "/inference.GRPCInferenceService"
 
 
-def _set(target: Any, key: str, value: Parameter) -> None:
+def set_parameter(target: Any, key: str, value: Parameter) -> None:
+    """Sets a parameter in a message's map, in the field for its type."""
     parameter = target[key]
     if isinstance(value, bool):
         parameter.bool_param = value
@@ -35,15 +36,15 @@ def encode_request(request: InferenceRequest) -> Any:
     if request.model_version != -1:
         message.model_version = str(request.model_version)
     for key, value in request.parameters.items():
-        _set(message.parameters, key, value)
+        set_parameter(message.parameters, key, value)
     if request.sequence_id not in (0, ""):
-        _set(message.parameters, "sequence_id", request.sequence_id)
-        _set(message.parameters, "sequence_start", request.sequence_start)
-        _set(message.parameters, "sequence_end", request.sequence_end)
+        set_parameter(message.parameters, "sequence_id", request.sequence_id)
+        set_parameter(message.parameters, "sequence_start", request.sequence_start)
+        set_parameter(message.parameters, "sequence_end", request.sequence_end)
     if request.priority:
         message.parameters["priority"].uint64_param = request.priority
     if request.timeout:
-        _set(message.parameters, "timeout", request.timeout)
+        set_parameter(message.parameters, "timeout", request.timeout)
     for tensor in request.inputs:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         message.raw_input_contents.append(bytes(to_buffer(tensor)))
@@ -51,7 +52,7 @@ def encode_request(request: InferenceRequest) -> Any:
         entry = message.outputs.add(name=output.name)
         for key, value in output.parameters.items():
             if key != "binary_data":  # over gRPC every output is binary
-                _set(entry.parameters, key, value)
+                set_parameter(entry.parameters, key, value)
     return message
 
 
@@ -66,7 +67,7 @@ def decode_response(message: Any) -> InferenceResponse:
         model_name=message.model_name,
         model_version=int(version) if version.isdigit() else -1,
         id=message.id,
-        parameters={key: _parameter(value) for key, value in message.parameters.items()},
+        parameters={key: parameter_value(value) for key, value in message.parameters.items()},
     )
     if len(message.raw_output_contents) != len(message.outputs):
         raise InternalError(
@@ -77,7 +78,8 @@ def decode_response(message: Any) -> InferenceResponse:
     return response
 
 
-def _parameter(value: Any) -> Parameter:
+def parameter_value(value: Any) -> Parameter:
+    """What a parameter of a message holds; an empty text where it holds nothing."""
     field = value.WhichOneof("parameter_choice")
     chosen: Parameter = getattr(value, field) if field else ""
     return chosen

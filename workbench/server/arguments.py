@@ -19,16 +19,14 @@ from workbench.errors import InvalidRequest
 from workbench.scheduling.rate_limiter import parse_resource_limit
 from workbench.server.access import CATEGORIES, parse_restrictions
 from workbench.server.connection import PROGRESS_BYTES, HttpLimits
+from workbench.server.flags import boolean, flag, port
 from workbench.server.forwarding import HeaderForwarding
+from workbench.server.grpc_arguments import NO_EFFECT as GRPC_NO_EFFECT
+from workbench.server.grpc_arguments import add_flags as add_grpc_flags
+from workbench.server.grpc_arguments import check as check_grpc
 
 _NO_EFFECT = (
-    "allow-grpc", "grpc-port", "grpc-address", "reuse-grpc-port", "grpc-header-forward-pattern",
-    "grpc-infer-allocation-pool-size", "grpc-max-response-pool-size", "grpc-infer-response-compression-level",
-    "grpc-infer-thread-count", "grpc-keepalive-time", "grpc-keepalive-timeout",
-    "grpc-keepalive-permit-without-calls", "grpc-http2-max-pings-without-data",
-    "grpc-http2-min-recv-ping-interval-without-data", "grpc-http2-max-ping-strikes", "grpc-max-connection-age",
-    "grpc-max-connection-age-grace", "grpc-restricted-protocol", "grpc-use-ssl", "grpc-use-ssl-mutual",
-    "grpc-server-cert", "grpc-server-key", "grpc-root-cert", "allow-sagemaker", "sagemaker-port",
+    *GRPC_NO_EFFECT, "allow-sagemaker", "sagemaker-port",
     "sagemaker-safe-port-range", "sagemaker-thread-count", "allow-vertex-ai", "vertex-ai-port",
     "vertex-ai-thread-count", "vertex-ai-default-model", "http-thread-count", "pinned-memory-pool-byte-size",
     "cuda-memory-pool-byte-size", "cuda-virtual-address-size",
@@ -43,16 +41,6 @@ _NO_EFFECT = (
 _LIMITS = HttpLimits()
 
 
-def boolean(text: str) -> bool:
-    """A boolean as tritonserver reads it."""
-    lowered = text.lower()
-    if lowered in ("true", "1"):
-        return True
-    if lowered in ("false", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
-
-
 def verbosity(text: str) -> int:
     """A verbose level as tritonserver reads it: a number, below 0 is 0, or a boolean."""
     try:
@@ -64,16 +52,6 @@ def verbosity(text: str) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InvalidRequest(message, hint="--help lists the options")
-
-
-def _port(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 (a free one) to 65535")
-    return value
 
 
 def _seconds(text: str) -> float:
@@ -98,15 +76,12 @@ def parser() -> argparse.ArgumentParser:
     _model_flags(made.add_argument_group("models"))
     _placement_flags(made.add_argument_group("backends and devices"))
     _port_flags(made.add_argument_group("ports"))
+    add_grpc_flags(made.add_argument_group("gRPC"))
     _life_flags(made.add_argument_group("logging, start and stop"))
     _own_flags(made.add_argument_group("the workbench's own"))
     for name in _NO_EFFECT:
         made.add_argument(f"--{name}", nargs="?", const="", action="append", help=argparse.SUPPRESS)
     return made
-
-
-def _flag(group: Any, name: str, default: bool, text: str) -> None:
-    group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=text)
 
 
 def _model_flags(group: Any) -> None:
@@ -123,9 +98,9 @@ def _model_flags(group: Any) -> None:
     )  # fmt: skip
     group.add_argument("--repository-poll-secs", type=float, default=15.0, metavar="SECONDS")
     group.add_argument("--disable-auto-complete-config", action="store_true")
-    _flag(group, "strict-model-config", False, "deprecated: true is --disable-auto-complete-config")
-    _flag(group, "strict-readiness", True, "ready only when every model is")
-    _flag(group, "exit-on-error", True, "exit when a model fails at the start")
+    flag(group, "strict-model-config", False, "deprecated: true is --disable-auto-complete-config")
+    flag(group, "strict-readiness", True, "ready only when every model is")
+    flag(group, "exit-on-error", True, "exit when a model fails at the start")
     group.add_argument("--model-load-thread-count", type=int, default=4, metavar="N")
     group.add_argument("--model-config-name", default="", metavar="NAME")
     group.add_argument(
@@ -164,10 +139,10 @@ def _placement_flags(group: Any) -> None:
 
 
 def _port_flags(group: Any) -> None:
-    _flag(group, "allow-http", True, "serve HTTP")
-    group.add_argument("--http-port", type=_port, default=8000, metavar="PORT", help="0 is a free one; default 8000")
+    flag(group, "allow-http", True, "serve HTTP")
+    group.add_argument("--http-port", type=port, default=8000, metavar="PORT", help="0 is a free one; default 8000")
     group.add_argument("--http-address", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
-    _flag(group, "reuse-http-port", False, "let several servers listen on the port")
+    flag(group, "reuse-http-port", False, "let several servers listen on the port")
     group.add_argument("--http-max-input-size", type=int, default=64 * 1024 * 1024, metavar="BYTES")
     group.add_argument(
         "--http-header-forward-pattern", default="", metavar="REGEX",
@@ -186,9 +161,9 @@ def _port_flags(group: Any) -> None:
         help=f"for each {PROGRESS_BYTES >> 10} KiB of a body, and of an answer that the client does not take; default "
         f"{_LIMITS.pause_s:g}",
     )  # fmt: skip
-    _flag(group, "allow-client-shm", False, "let clients share memory for inputs and outputs")
-    _flag(group, "allow-metrics", True, "serve Prometheus metrics")
-    group.add_argument("--metrics-port", type=_port, default=8002, metavar="PORT", help="0 is a free one; default 8002")
+    flag(group, "allow-client-shm", False, "let clients share memory for inputs and outputs")
+    flag(group, "allow-metrics", True, "serve Prometheus metrics")
+    group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 is a free one; default 8002")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="default: the HTTP address")
     group.add_argument("--metrics-interval-ms", type=float, default=2000.0, metavar="MS")
 
@@ -196,9 +171,9 @@ def _port_flags(group: Any) -> None:
 def _life_flags(group: Any) -> None:
     group.add_argument("--id", default="triton", help="the server's name in GET /v2")
     group.add_argument("--log-verbose", type=verbosity, default=0, metavar="LEVEL", help="0 for no verbose lines")
-    _flag(group, "log-info", True, "log at level info")
-    _flag(group, "log-warning", True, "log at level warning")
-    _flag(group, "log-error", True, "log at level error")
+    flag(group, "log-info", True, "log at level info")
+    flag(group, "log-warning", True, "log at level warning")
+    flag(group, "log-error", True, "log at level error")
     group.add_argument("--log-format", choices=("default", "ISO8601"), default="default")
     group.add_argument("--log-file", default="", metavar="FILE")
     group.add_argument("--exit-timeout-secs", type=float, default=30.0, metavar="SECONDS")
@@ -214,7 +189,7 @@ def _own_flags(group: Any) -> None:
     group.add_argument(
         "--allowed-host", action="append", default=[], metavar="HOST", help="a further name it is known by"
     )
-    _flag(group, "allow-file-override", False, "let load requests bring a model's files")
+    flag(group, "allow-file-override", False, "let load requests bring a model's files")
     group.add_argument("--python-execution", choices=("process", "thread"), default="process")
     group.add_argument(
         "--nested-wait-report-secs", type=float, default=10.0, metavar="SECONDS",
@@ -257,6 +232,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     backend_config(args.backend_config)
     parse_restrictions(args.http_restricted_api, "http-restricted-api", "api")
     HeaderForwarding(args.http_header_forward_pattern)
+    check_grpc(args)
     if args.http_max_input_size <= 0:
         raise InvalidRequest("Error: --http-max-input-size must be greater than 0.")
     return args

@@ -44,6 +44,17 @@ class Line(Protocol):
         """An answer in pieces is over."""
 
 
+class Answered(Protocol):
+    """What waits for an answer: an exchange, or a call over gRPC."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that its connection lives on."""
+
+    def fail(self, error: BaseException) -> None:
+        """Answers with an error."""
+
+
 class Application(Protocol):
     """What answers requests."""
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from workbench.engine.validation import DECOUPLED
 from workbench.errors import BackendError, InternalError, InvalidRequest, Unsupported
 from workbench.protocol.binary import Buffer
-from workbench.protocol.classification import classify
 from workbench.protocol.http_codec import (
     DecodedRequest,
     DecodeOptions,
@@ -22,9 +21,10 @@ from workbench.protocol.http_codec import (
     raw_request,
 )
 from workbench.protocol.tensors import InferenceResponse, Tensor
+from workbench.server.exchange import Answered
 from workbench.server.forwarding import HeaderForwarding
 from workbench.server.http import Exchange
-from workbench.server.labels import labels_of
+from workbench.server.labels import classified
 from workbench.server.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class InferEndpoint:
         else:
             submit(read())
 
-    def off_loop(self, exchange: Exchange, work: Callable[[], T], then: Callable[[T], None]) -> None:
+    def off_loop(self, exchange: Answered, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Does ``work`` on a thread and ``then`` with its result on the loop; what either raises is the answer."""
 
         def done(future: Future[T]) -> None:
@@ -213,8 +213,7 @@ class _Call:
         return headers, buffers, packing
 
     def _classify(self, tensor: Tensor, classes: int) -> Tensor:
-        labels = labels_of(self._endpoint.engine, self._config, tensor.name)
-        return classify(tensor, classes, batched=self._config.max_batch_size > 0, labels=labels)
+        return classified(self._endpoint.engine, self._config, tensor, classes)
 
     def _send(self, encoded: tuple[dict[str, str], list[Buffer], str]) -> None:
         headers, buffers, packing = encoded

@@ -21,7 +21,7 @@ from workbench.protocol import json_data as js
 from workbench.protocol.binary import Buffer
 from workbench.protocol.http_codec import json_too_large
 from workbench.server.access import TOKEN_NEEDED, has_token
-from workbench.server.exchange import error_body
+from workbench.server.exchange import Answered, error_body
 from workbench.server.forwarding import HeaderForwarding
 from workbench.server.generate import GenerateEndpoint
 from workbench.server.guard import HostGuard
@@ -80,7 +80,7 @@ class KServeApi:
         self._guard = HostGuard(options.http_address, options.allowed_hosts)
         self._routes: dict[bytes, Handler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._metadata = {"name": options.id, "version": TRITON_VERSION, "extensions": list(EXTENSIONS)}
+        self.metadata = {"name": options.id, "version": TRITON_VERSION, "extensions": list(EXTENSIONS)}
 
     def close(self) -> None:
         """Ends what the endpoints hold."""
@@ -225,11 +225,11 @@ class KServeApi:
             else:
                 not_ready()
 
-        self._spawn(exchange, finish())
+        self.spawn(exchange, finish())
 
     def _server_metadata(self, exchange: Exchange) -> None:
         if _is(exchange, b"GET"):
-            exchange.json(self._metadata)
+            exchange.json(self.metadata)
 
     def _model_ready(self, exchange: Exchange, model: str, version: int) -> None:
         if not _is(exchange, b"GET"):
@@ -274,16 +274,17 @@ class KServeApi:
         parameters = request.get("parameters", {}) if isinstance(request, dict) else {}
         if action == "load":
             config, files = self.load_parameters(parameters)
-            self._check_control_mode()
+            self.check_control_mode()
             self.run(exchange, self.engine.load_async(model, config=config, files=files))
             return
         dependents = parameters.get("unload_dependents", False) if isinstance(parameters, dict) else False
         if not isinstance(dependents, bool):
             raise InternalError(f"Unable to parse 'unload_dependents': {js.NOT_BOOL}")
-        self._check_control_mode()
+        self.check_control_mode()
         self.run(exchange, self.engine.unload_async(model, unload_dependents=dependents))
 
-    def _check_control_mode(self) -> None:
+    def check_control_mode(self) -> None:
+        """Raises NotReady where models are not loaded and unloaded by request."""
         if self.engine.options.control_mode != "explicit":
             raise NotReady(NOT_EXPLICIT)
 
@@ -325,9 +326,11 @@ class KServeApi:
             else:
                 exchange.json(encode(result))
 
-        self._spawn(exchange, finish())
+        self.spawn(exchange, finish())
 
-    def _spawn(self, exchange: Exchange, answering: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, exchange: Answered, answering: Coroutine[Any, Any, None]) -> None:
+        """Has ``answering`` answer; what it raises is the answer."""
+
         async def guarded() -> None:
             try:
                 await answering

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
+from workbench.protocol.classification import classify
+from workbench.protocol.tensors import Tensor
 
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
+
+
+def classified(engine: InferenceEngine, config: Any, tensor: Tensor, classes: int) -> Tensor:
+    """An output as its best ``classes`` classes, with the model's labels; see ``workbench.protocol.classification``."""
+    return classify(tensor, classes, batched=config.max_batch_size > 0, labels=labels_of(engine, config, tensor.name))
 
 
 def labels_of(engine: InferenceEngine, config: Any, output: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from workbench.records import LogSettings
 from workbench.server import runtime
 from workbench.server.access import parse_restrictions
 from workbench.server.arguments import backend_config, host_policies, parse, without_effect
+from workbench.server.grpc_arguments import grpc_options
 from workbench.server.http import HttpLimits
 from workbench.server.logs import log_event, start_logging
 from workbench.server.options import ServerOptions
@@ -107,7 +108,8 @@ def _unused(name: str) -> str:
 def ready_line(server: RunningServer) -> str:
     """The one line that says where the server is."""
     return (
-        f"workbench: ready http={server.http_url or 'off'} metrics={server.metrics_url or 'off'} "
+        f"workbench: ready http={server.http_url or 'off'} grpc={server.grpc_url or 'off'} "
+        f"metrics={server.metrics_url or 'off'} "
         f"name={server.name} pid={os.getpid()}"
     )
 
@@ -226,6 +228,8 @@ def _server_options(args: argparse.Namespace, name: str) -> ServerOptions:
         metrics_address=args.metrics_address or args.http_address,
         metrics_port=args.metrics_port,
         allow_http=args.allow_http,
+        allow_grpc=args.allow_grpc,
+        grpc=grpc_options(args),
         allow_metrics=args.allow_metrics,
         id=args.id,
         name=name,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from workbench.protocol.http_codec import MAX_INPUT_SIZE
 from workbench.server.access import Restriction
+from workbench.server.grpc_options import GrpcOptions
 from workbench.server.http import HttpLimits
 
 TRITON_VERSION = "2.73.0"
@@ -40,7 +41,7 @@ class ServerOptions:
     ``repository_token``: what loading and unloading ask for, empty for nothing. ``http_restricted``: headers that
     categories of the API ask for. ``http_header_forward_pattern``: which headers become parameters of a request.
     ``allow_client_shm``: clients may share memory. ``runtime_file``: write one, so that the server can be found.
-    Sizes in bytes, times in seconds.
+    ``grpc``: the gRPC listener's, where ``allow_grpc``. Sizes in bytes, times in seconds.
     """
 
     http_address: str = "127.0.0.1"
@@ -48,6 +49,7 @@ class ServerOptions:
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 0
     allow_http: bool = True
+    allow_grpc: bool = True
     allow_metrics: bool = True
     id: str = "triton"
     name: str = ""
@@ -65,3 +67,4 @@ class ServerOptions:
     reuse_port: bool = False
     metrics_interval_s: float = 2.0
     limits: HttpLimits = field(default_factory=HttpLimits)
+    grpc: GrpcOptions = field(default_factory=GrpcOptions)

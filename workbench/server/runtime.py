@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ServerInfo(TypedDict):
-    """What a runtime file holds. ``http`` and ``metrics`` are addresses (empty when off), ``started`` is ISO 8601.
+    """What a runtime file holds. ``http``, ``grpc``, ``metrics``: addresses (empty when off); ``started`` is ISO 8601.
 
     ``created`` is the process's start time, so that a number that another process has got since is not taken for it.
     """
@@ -30,6 +30,7 @@ class ServerInfo(TypedDict):
     name: str
     pid: int
     http: str
+    grpc: str
     metrics: str
     repositories: list[str]
     token: str

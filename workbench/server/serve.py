@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from workbench import __version__, telemetry
 from workbench.clock import utc_now_iso
@@ -22,10 +22,25 @@ from workbench.server.runtime import ServerInfo, process_created, remove, write
 
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
+    from workbench.server.grpc_service import GrpcService
 
 LOG = logging.getLogger("workbench.server")
 T = TypeVar("T")
 _LISTEN_TIMEOUT_S = 30.0
+
+
+class Listener(Protocol):
+    """A port and its connections."""
+
+    async def listen(self, address: str, port: int, *, reuse_port: bool = False) -> None:
+        """Opens the port.
+
+        Raises:
+            OSError: it cannot be had.
+        """
+
+    async def close(self, timeout_s: float) -> bool:
+        """Stops accepting, lets what is in flight finish; False when some had to be cut."""
 
 
 class RunningServer:
@@ -38,6 +53,7 @@ class RunningServer:
         self.name = options.name
         self.stop_requested = threading.Event()
         self.http_url = ""
+        self.grpc_url = ""
         self.metrics_url = ""
         control = ControlPlane(engine, options, self._request_stop)
         self.api = KServeApi(engine, options, control)
@@ -45,7 +61,8 @@ class RunningServer:
         self._metrics = MetricsApi(
             engine, options.metrics_interval_s, HostGuard(options.metrics_address, options.allowed_hosts)
         )
-        self._listeners: list[HttpServer] = []
+        self._grpc: GrpcService | None = None
+        self._listeners: list[Listener] = []
         self._on_stop: Callable[[], None] | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -88,6 +105,8 @@ class RunningServer:
             await _bind(http, options.http_address, options.http_port, options.reuse_port)
             self.http_url = _url(options.http_address, http.port)
             LOG.info("Started HTTPService at %s:%d", options.http_address, http.port)
+        if options.allow_grpc:
+            await self._listen_grpc(options, loop)
         if options.allow_metrics:
             metrics = HttpServer(self._metrics, loop, limits=options.limits)
             self._listeners.append(metrics)
@@ -95,12 +114,25 @@ class RunningServer:
             self.metrics_url = _url(options.metrics_address, metrics.port) + "/metrics"
             LOG.info("Started Metrics Service at %s:%d", options.metrics_address, metrics.port)
 
+    async def _listen_grpc(self, options: ServerOptions, loop: asyncio.AbstractEventLoop) -> None:
+        from workbench.server.grpc_server import GrpcServer
+        from workbench.server.grpc_service import GrpcService
+
+        own = options.grpc
+        self._grpc = GrpcService(self.api, own)
+        server = GrpcServer(self._grpc.methods, loop, own, HostGuard(own.address, options.allowed_hosts))
+        self._listeners.append(server)
+        await _bind(server, own.address, own.port, own.reuse_port)
+        self.grpc_url = _url(own.address, server.port, "grpc" if own.tls is None else "grpcs")
+        LOG.info("Started GRPCInferenceService at %s:%d", own.address, server.port)
+
     def info(self) -> ServerInfo:
         """What the runtime file says."""
         return ServerInfo(
             name=self.name,
             pid=os.getpid(),
             http=self.http_url,
+            grpc=self.grpc_url,
             metrics=self.metrics_url,
             repositories=[str(path) for path in self.engine.options.repositories],
             token=self.token,
@@ -127,6 +159,8 @@ class RunningServer:
         clean = True
         if not self.engine.loop.is_closed():
             clean = self._call(self._close(limit), limit + 10.0)
+        if self._grpc is not None:
+            self._grpc.close()
         self.api.close()
         return clean
 
@@ -162,7 +196,7 @@ def serve_engine(engine: InferenceEngine, options: ServerOptions | None = None) 
     return server
 
 
-async def _bind(server: HttpServer, address: str, port: int, reuse_port: bool) -> None:
+async def _bind(server: Listener, address: str, port: int, reuse_port: bool) -> None:
     try:
         await server.listen(address, port, reuse_port=reuse_port)
     except OSError as error:
@@ -173,6 +207,6 @@ async def _bind(server: HttpServer, address: str, port: int, reuse_port: bool) -
         ) from error
 
 
-def _url(address: str, port: int) -> str:
+def _url(address: str, port: int, scheme: str = "http") -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)
-    return f"http://{shown}:{port}"
+    return f"{scheme}://{shown}:{port}"

@@ -50,6 +50,7 @@ def serve(
     name: str | None = None,
     detached: bool = False,
     http_port: int = 0,
+    grpc_port: int = 0,
     control_mode: Literal["none", "explicit"] = "explicit",
     models: Sequence[str] = ("*",),
     options: Mapping[str, Any] | None = None,
@@ -63,7 +64,7 @@ def serve(
         path: the repository, or several.
         name: for ``wb.attach`` and ``workbench ps``; made from the repository's name by default.
         detached: go on when this process ends (``wb.attach(name)`` finds it again); else it ends with it.
-        http_port: 0 picks a free one.
+        http_port: 0 picks a free one; so for ``grpc_port``.
         control_mode: Triton's ``--model-control-mode``.
         models: which to load, ``*`` is all.
         options: more of the server's flags, by name (``{"strict_readiness": False, "log_verbose": 1}``); a list gives
@@ -78,6 +79,7 @@ def serve(
     arguments = [f"--model-repository={item}" for item in paths]
     arguments += [
         f"--http-port={http_port}",
+        f"--grpc-port={grpc_port}",
         "--metrics-port=0",
         f"--model-control-mode={control_mode}",
         "--exit-on-error=false",
@@ -167,6 +169,7 @@ def connect(url: str, *, token: str | None = None) -> Server:
             name=str(about.get("name", url)),
             pid=0,
             http=url,
+            grpc="",
             metrics="",
             repositories=[],
             token=token,

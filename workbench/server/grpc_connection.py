@@ -1,0 +1,423 @@
+"""A connection of the gRPC front end: HTTP/2 by libnghttp2 (ngh2) on the engine's loop, calls on its streams.
+
+What a client may occupy is bounded (``GrpcLimits``): a call sends no more than its window until the server says that it
+takes more; for messages larger than that it has to have its share of one server-wide memory; answers that the client
+does not take stay in its calls' backlog, and no call is taken beyond the number of streams. Frames that cost nothing
+to send (resets, settings, pings, continuations) are counted by libnghttp2, pings also by gRPC's rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import ngh2
+
+from workbench.server.grpc_call import Call
+from workbench.server.grpc_message import CANCELLED, ENCODINGS, INTERNAL, UNIMPLEMENTED, timeout_s
+
+if TYPE_CHECKING:
+    from workbench.server.grpc_server import GrpcServer
+
+_CHUNK = 256 * 1024
+_HIGH_WATER = 1024 * 1024
+_TWO_HOURS_S = 7200.0
+_WHOLE_WINDOW = 2**31 - 1
+_FRAME = 64 * 1024
+_HEADER_LIST = 16 * 1024
+_CONFIGURATION = ngh2.Configuration(
+    auto_window_update=False,
+    max_inbound_header_list_size=64 * 1024,
+    max_inbound_header_count=256,
+    # calls that clients cancel are resets, too: a thousand at once, then a thousand a second
+    stream_reset_rate_limit=(1_000, 1_000),
+)
+_HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ENCODINGS))
+_HEADS = {"": _HEAD, **{name: (*_HEAD, (b"grpc-encoding", name.encode())) for name in ("gzip", "deflate")}}
+_BARE_HEAD = _HEAD[:2]
+_WELL = ((b"grpc-status", b"0"),)
+
+
+class GrpcConnection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        self.server = server
+        self.loop = server.loop
+        self.peer = ""
+        self.transport: asyncio.Transport | None = None
+        self.calls: dict[int, Call] = {}
+        self._h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
+        self._planned = False
+        self._paused = False
+        self._backlogged: set[Call] = set()
+        self._finishing: list[int] = []  # ended here, while the client may still be sending
+        self._began = self._heard = self.loop.time()
+        self._greeted = False
+        self._pinged = 0.0  # when a ping was sent that is not answered yet
+        self._pings = 0  # sent since the last data
+        self._last_ping = 0.0  # of the client, since it was last sent anything
+        self._strikes = 0
+        self._leaving = 0.0  # when it was told to go
+        self._inside: dict[int, float] = {}  # calls in the middle of a message: since when nothing has come
+        self._on_event: dict[type, Callable[[Any], None]] = {
+            ngh2.RequestReceived: self._request,
+            ngh2.DataReceived: self._data,
+            ngh2.TrailersReceived: self._trailers,
+            ngh2.StreamClosed: self._closed,
+            ngh2.PingReceived: self._ping,
+            ngh2.PingAcknowledged: self._pong,
+            ngh2.SettingsReceived: self._settings,
+            ngh2.ConnectionClosed: self._over,
+        }
+
+    # -- asyncio ------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
+        self.transport.set_write_buffer_limits(high=_HIGH_WATER)
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else ""
+        limits = self.server.options.limits
+        self._h2.initiate_connection(
+            {
+                ngh2.Setting.MAX_CONCURRENT_STREAMS: limits.streams,
+                ngh2.Setting.INITIAL_WINDOW_SIZE: limits.window,
+                ngh2.Setting.MAX_FRAME_SIZE: _FRAME,
+                ngh2.Setting.MAX_HEADER_LIST_SIZE: _HEADER_LIST,
+                ngh2.Setting.ENABLE_PUSH: 0,
+            }
+        )
+        # Calls wait by their own windows: one that must wait must not stop the others.
+        self._h2.set_local_window_size(_WHOLE_WINDOW)
+        self.server.connections.add(self)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: what it waits for is cancelled."""
+        self.server.connections.discard(self)
+        self.transport = None
+        self._inside.clear()
+        self._backlogged.clear()
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            call.closed()
+            self._release(call)
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more: it has gone."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The client does not take its answers: they stay where they are."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._paused = False
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        if self.transport is None:
+            return
+        self._heard = self.loop.time()
+        h2, handlers = self._h2, self._on_event
+        try:
+            h2.receive_data(data)
+        except (ngh2.NGH2Error, MemoryError):  # no HTTP/2, or a flood
+            self.transport.abort()
+            return
+        for event in h2.events():
+            handler = handlers.get(type(event))
+            if handler is not None:
+                handler(event)
+        self._flush()
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _request(self, event: Any) -> None:
+        stream_id, headers = event.stream_id, dict(event.headers)
+        refusal = self.server.refusal(headers)
+        if refusal is not None:
+            self._h2.send_response(stream_id, ((b":status", refusal),), end_stream=True)
+            return
+        path = headers[b":path"]
+        call = self.calls[stream_id] = Call(self, stream_id, path, headers)
+        call.limit = self.server.options.limits.backlog
+        timeout = headers.get(b"grpc-timeout")
+        if timeout is not None:
+            seconds = timeout_s(timeout)
+            if seconds is None:
+                call.finish(INTERNAL, "invalid grpc-timeout")
+                return
+            call.set_deadline(seconds)
+        if headers.get(b"grpc-encoding", b"identity") not in (b"identity", b"gzip", b"deflate"):
+            name = headers[b"grpc-encoding"].decode("latin-1")
+            call.finish(UNIMPLEMENTED, f"Compression algorithm '{name}' is not supported")
+            return
+        self.server.open(call)
+        if event.end_stream:
+            call.feed(b"", last=True)
+
+    def _data(self, event: Any) -> None:
+        stream_id, data = event.stream_id, event.data
+        call = self.calls.get(stream_id)
+        size = len(data)
+        if call is None or call.ended:
+            self._acknowledge(stream_id, size)
+            return
+        if event.end_stream:
+            self._inside.pop(stream_id, None)
+            self._acknowledge(stream_id, size + call.owed)
+            call.owed = 0
+            call.feed(data, True)
+            return
+        call.owed += size
+        call.feed(data, False)
+        if call.inside:
+            self._inside[stream_id] = self._heard
+        else:
+            self._inside.pop(stream_id, None)
+        if not call.held and not call.waiting:
+            self._settle(call)
+
+    def _trailers(self, event: Any) -> None:
+        call = self.calls.get(event.stream_id)
+        if call is not None:
+            call.feed(b"", last=True)
+
+    def _closed(self, event: Any) -> None:
+        call = self.calls.pop(event.stream_id, None)
+        if call is None:
+            return
+        self._inside.pop(event.stream_id, None)
+        self._backlogged.discard(call)
+        self._settle(call)
+        call.closed()
+        self._release(call)
+
+    def _ping(self, event: Any) -> None:
+        """gRPC's rule for clients that ping too often (``GrpcLimits`` and libnghttp2 bound the rest)."""
+        keep = self.server.options.keep_alive
+        now = self._heard
+        if not keep.max_ping_strikes:
+            return
+        often = keep.min_recv_ping_interval_without_data_ms / 1000
+        if not self.calls and not keep.permit_without_calls:
+            often = _TWO_HOURS_S
+        if self._last_ping and now < self._last_ping + often:
+            self._strikes += 1
+            if self._strikes > keep.max_ping_strikes:
+                self._h2.send_goaway(ngh2.ErrorCode.ENHANCE_YOUR_CALM, debug_data=b"too_many_pings")
+                self._end()
+                return
+        self._last_ping = now
+
+    def _pong(self, event: Any) -> None:
+        self._pinged = 0.0
+
+    def _settings(self, event: Any) -> None:
+        self._greeted = True
+
+    def _over(self, event: Any) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    # -- windows and memory -------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, stream_id: int, size: int) -> None:
+        if size:
+            with contextlib.suppress(ngh2.NGH2Error, ValueError):
+                self._h2.acknowledge_received_data(size, stream_id)
+
+    def _settle(self, call: Call) -> None:
+        """Tells the client that the call takes as much more as it has taken."""
+        self._acknowledge(call.stream_id, call.owed)
+        call.owed = 0
+
+    def resume(self, call: Call) -> None:
+        """See ``Carrier``."""
+        if not call.waiting:
+            self._settle(call)
+            self._plan()
+
+    def reserve(self, call: Call, size: int) -> None:
+        """See ``Carrier``: a message that fits the window needs no room, a larger one waits until there is some."""
+        if size > self.server.options.limits.window:
+            self.server.memory.ask(call, size, self._granted)
+
+    def keep(self, call: Call, size: int) -> None:
+        """See ``Carrier``; what was reserved is kept already."""
+        if size <= self.server.options.limits.window:
+            self.server.memory.take(call, size)
+
+    def let_go(self, call: Call, size: int) -> None:
+        """See ``Carrier``."""
+        self.server.memory.release(call, size)
+
+    def _granted(self, call: Call, size: int) -> None:
+        if call.stream_id not in self.calls:
+            return
+        # the whole message at once, not a window at a time
+        with contextlib.suppress(ngh2.NGH2Error):
+            self._h2.set_local_window_size(min(size + _FRAME, _WHOLE_WINDOW), stream_id=call.stream_id)
+        if not call.held:
+            self._settle(call)
+        self._plan()
+
+    def _release(self, call: Call) -> None:
+        if call.reserved or call.waiting:
+            call.waiting = 0
+            self.server.memory.release(call, call.reserved)
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def send_head(self, call: Call, encoding: str) -> None:
+        """See ``Carrier``."""
+        if call.stream_id in self.calls:
+            self._h2.send_response(call.stream_id, _HEADS[encoding])
+
+    def send_message(self, call: Call, data: bytes) -> int:
+        """See ``Carrier``."""
+        if call.stream_id not in self.calls:
+            return 0
+        try:
+            self._h2.send_data(call.stream_id, data)
+        except ngh2.NGH2Error:  # reset, which the next events will say
+            return 0
+        self._plan()
+        self._pings = self._strikes = 0
+        self._last_ping = 0.0
+        waiting: int = self._h2.queued_body_size(call.stream_id) if call.limit else 0
+        if waiting > call.limit:
+            self._backlogged.add(call)
+        return waiting
+
+    def send_status(self, call: Call, status: int, text: bytes) -> None:
+        """See ``Carrier``."""
+        if call.stream_id not in self.calls:
+            return
+        trailers = _WELL if not status else ((b"grpc-status", b"%d" % status), *_message(text))
+        try:
+            if call.started:
+                self._h2.send_trailers(call.stream_id, trailers)
+            else:
+                self._h2.send_response(call.stream_id, (*_BARE_HEAD, *trailers), end_stream=True)
+        except ngh2.NGH2Error:
+            return
+        if not call.half_closed:
+            self._finishing.append(call.stream_id)
+        self._plan()
+
+    def _plan(self) -> None:
+        """Has what is to be sent sent at the end of this turn of the loop: answers of a batch go in one piece."""
+        if not self._planned:
+            self._planned = True
+            self.loop.call_soon(self._flush)
+
+    def _is_paused(self) -> bool:
+        return self._paused  # which writing changes
+
+    def _flush(self) -> None:
+        self._planned = False
+        transport, h2 = self.transport, self._h2
+        if transport is None or self._is_paused():
+            return
+        try:
+            while data := h2.data_to_send(_CHUNK):
+                transport.write(data)
+                if self._is_paused():
+                    break
+            if self._finishing:
+                self._stop_senders()
+        except (ngh2.NGH2Error, MemoryError):
+            transport.abort()
+            return
+        for event in h2.events():
+            handler = self._on_event.get(type(event))
+            if handler is not None:
+                handler(event)
+        if self._backlogged:
+            self._look_at_backlogs()
+        if self._leaving and not self.calls:
+            transport.close()
+
+    def _stop_senders(self) -> None:
+        """Tells clients whose calls have ended early that nothing more is wanted of them (RFC 9113, 8.1)."""
+        h2, waiting = self._h2, self._finishing
+        self._finishing = []
+        for stream_id in waiting:
+            if stream_id not in self.calls:
+                continue
+            if h2.queued_body_size(stream_id):
+                self._finishing.append(stream_id)
+            else:
+                h2.reset_stream(stream_id, ngh2.ErrorCode.NO_ERROR)
+                self._plan()
+
+    def _look_at_backlogs(self) -> None:
+        for call in tuple(self._backlogged):
+            if self._h2.queued_body_size(call.stream_id) <= call.limit // 2:
+                self._backlogged.discard(call)
+                call.backlogged = False
+                if call.receiver is not None:
+                    call.receiver.drained()
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Called about once a second: silent clients are asked whether they live, those that dawdle are cut off."""
+        transport, limits, keep = self.transport, self.server.options.limits, self.server.options.keep_alive
+        if transport is None:
+            return
+        if not self._greeted and now - self._began > limits.hello_s:
+            transport.abort()
+            return
+        for stream_id, since in tuple(self._inside.items()):
+            call = self.calls[stream_id]
+            if call.held or call.waiting:
+                self._inside[stream_id] = now
+            elif now - since > limits.pause_s:
+                call.abandon()
+                call.finish(CANCELLED, f"a message paused for {limits.pause_s:g} s")
+        if self._pinged:
+            if self._heard < self._pinged and now - self._pinged > keep.timeout_ms / 1000:
+                transport.abort()
+        elif (
+            now - self._heard > keep.time_ms / 1000
+            and (self.calls or keep.permit_without_calls)
+            and (not keep.max_pings_without_data or self._pings < keep.max_pings_without_data)
+        ):
+            self._pinged = now
+            self._pings += 1
+            self._h2.ping()
+            self._plan()
+        age = keep.max_connection_age_ms / 1000
+        if age and now - self._began > age and not self._leaving:
+            self.leave()
+        grace = keep.max_connection_age_grace_ms / 1000
+        if self._leaving and not self.server.closing and grace and now - self._leaving > grace:
+            transport.abort()
+
+    def leave(self) -> None:
+        """Tells the client to go elsewhere with new calls; closes when none is left."""
+        if self._leaving or self.transport is None:
+            return
+        self._leaving = self.loop.time()
+        with contextlib.suppress(ngh2.NGH2Error):
+            self._h2.send_shutdown_notice()
+        self._plan()
+
+    def _end(self) -> None:
+        """Closes once what is to be said has been said."""
+        self._flush()
+        if self.transport is not None:
+            self.transport.close()
+
+
+def _message(text: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"grpc-message", text),) if text else ()

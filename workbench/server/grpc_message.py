@@ -1,0 +1,153 @@
+"""Messages of gRPC over HTTP/2: five bytes of framing, compression, the statuses, percent-encoded texts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+from workbench.errors import Code
+from workbench.protocol.binary import Buffer
+
+MAX_MESSAGE = 2**31 - 1
+"""Triton's limit of a message, bytes."""
+
+FRAMING = 5
+"""Bytes before each message: whether it is packed, and its size."""
+
+OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 0, 1, 2, 4, 7, 8
+UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 12, 13, 14, 16
+
+_NUMBERS = {
+    "CANCELLED": 1, "UNKNOWN": 2, "INVALID_ARGUMENT": 3, "NOT_FOUND": 5, "ALREADY_EXISTS": 6, "UNIMPLEMENTED": 12,
+    "INTERNAL": 13, "UNAVAILABLE": 14,
+}  # fmt: skip
+_BY_CODE = {code: _NUMBERS[code.grpc_status] for code in Code}
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
+_WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+ENCODINGS = b"identity, deflate, gzip"
+"""What ``grpc-accept-encoding`` says of this server, and the ``grpc-encoding`` values that it takes."""
+
+
+class BadMessage(Exception):
+    """A message that cannot be read: the status and the text that the call ends with."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+def status_number(code: Code) -> int:
+    """The number of the gRPC status that stands for one of Triton's codes."""
+    return _BY_CODE[code]
+
+
+def percent_encoded(text: str) -> bytes:
+    """A text as ``grpc-message`` carries it."""
+    data = text.encode("utf-8", "replace")
+    if text.isascii() and text.isprintable() and "%" not in text:
+        return data
+    return b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in data)
+
+
+def timeout_s(value: bytes) -> float | None:
+    """``grpc-timeout`` in seconds; None where it cannot be read."""
+    digits, unit = value[:-1], _UNITS.get(value[-1:])
+    if unit is None or not digits.isdigit() or len(digits) > 8:
+        return None
+    return int(digits) * unit
+
+
+def framed(parts: Sequence[Buffer]) -> bytes:
+    """One message, uncompressed, with its framing."""
+    size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
+    return b"".join((b"\0", size.to_bytes(4, "big"), *parts))
+
+
+def packed(parts: Sequence[Buffer], encoding: str) -> bytes:
+    """One message with its framing, packed (``gzip`` or ``deflate``) where that makes it smaller."""
+    packer = zlib.compressobj(6, wbits=_WBITS[encoding])
+    data = b"".join([*(packer.compress(part) for part in parts), packer.flush()])
+    if len(data) >= sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts):
+        return framed(parts)
+    return b"".join((b"\1", len(data).to_bytes(4, "big"), data))
+
+
+def unpacked(data: Buffer, encoding: str) -> bytes:
+    """The message in a packed one.
+
+    Raises:
+        BadMessage: it is broken, or larger than ``MAX_MESSAGE``.
+    """
+    if encoding not in _WBITS:
+        raise BadMessage(INTERNAL, "a message is marked as compressed, but the call names no compression")
+    unpacker = zlib.decompressobj(wbits=_WBITS[encoding])
+    try:
+        plain = unpacker.decompress(data, MAX_MESSAGE)
+    except zlib.error as error:
+        raise BadMessage(INTERNAL, f"a compressed message cannot be read: {error}") from None
+    if not unpacker.eof:
+        if unpacker.unconsumed_tail:
+            raise BadMessage(RESOURCE_EXHAUSTED, f"Received message larger than max ({MAX_MESSAGE} bytes unpacked)")
+        raise BadMessage(INTERNAL, "a compressed message cannot be read: it ends too early")
+    return plain
+
+
+class Assembler:
+    """Puts the messages of one call together from the pieces in which they come.
+
+    Args:
+        announce: told the size of a message, with its framing, of which a part is here.
+    """
+
+    __slots__ = ("_announce", "_have", "_need", "_parts")
+
+    def __init__(self, announce: Callable[[int], None]) -> None:
+        self._announce = announce
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = 0  # with its framing; 0 while the framing itself is not here
+
+    @property
+    def inside(self) -> bool:
+        """Whether a message has begun and not ended."""
+        return self._have > 0
+
+    def add(self, data: bytes) -> list[tuple[bool, memoryview]]:
+        """The messages that a piece completes: whether each is packed, and its bytes.
+
+        Raises:
+            BadMessage: a message is larger than ``MAX_MESSAGE``, or its framing is wrong.
+        """
+        found: list[tuple[bool, memoryview]] = []
+        while data:
+            if not self._need and not self._begin(data):
+                return found
+            missing = self._need - self._have
+            if len(data) < missing:
+                self._parts.append(data)
+                self._have += len(data)
+                return found
+            self._parts.append(data[:missing] if len(data) > missing else data)
+            data = data[missing:]
+            whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts, self._have, self._need = [], 0, 0
+            found.append((whole[0] == 1, memoryview(whole)[FRAMING:]))
+        return found
+
+    def _begin(self, data: bytes) -> bool:
+        head = b"".join((*self._parts, data[:FRAMING]))[:FRAMING]
+        if len(head) < FRAMING:
+            self._parts.append(data)
+            self._have += len(data)
+            return False
+        size = int.from_bytes(head[1:], "big")
+        if head[0] > 1:
+            raise BadMessage(INTERNAL, f"Bad GRPC frame type 0x{head[0]:02x}")
+        if size > MAX_MESSAGE:
+            raise BadMessage(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {MAX_MESSAGE})")
+        self._need = FRAMING + size
+        if len(data) < self._need - self._have:
+            self._announce(self._need)
+        return True
