@@ -28,7 +28,7 @@ class AskedEngine(RunningEngine):
         Raises:
             InvalidRequest: called on the loop, where a model is to be asked.
         """
-        return self._settled(self._server_ready)
+        return self._settled(self.server_readiness)
 
     def is_model_ready(self, name: str, version: int = -1) -> bool:
         """Whether a model version is ready; False for one that is not known (15.3).
@@ -39,15 +39,15 @@ class AskedEngine(RunningEngine):
         Raises:
             InvalidRequest: called on the loop, and the model is to be asked.
         """
-        return self._settled(lambda: self._model_ready(name, version))
+        return self._settled(lambda: self.model_readiness(name, version))
 
     async def is_ready_async(self) -> bool:
         """As ``is_ready``. On the loop, which goes on meanwhile."""
-        return await settled(self._server_ready())
+        return await settled(self.server_readiness())
 
     async def is_model_ready_async(self, name: str, version: int = -1) -> bool:
         """As ``is_model_ready``. On the loop, which goes on meanwhile."""
-        return await settled(self._model_ready(name, version))
+        return await settled(self.model_readiness(name, version))
 
     def serves(self, name: str, version: int = -1) -> bool:
         """Whether a model version is loaded and takes requests; nobody is asked."""
@@ -60,12 +60,14 @@ class AskedEngine(RunningEngine):
 
         return self._running and self._ask(found)
 
-    def _server_ready(self) -> Ready:
+    def server_readiness(self) -> Ready:
+        """As ``is_ready``: the answer at once, or what to await where a model is asked. On the loop."""
         if not self._running or self._stopping or self._starting:
             return False
         return server_ready(self._lifecycle, self.options.strict_readiness)
 
-    def _model_ready(self, name: str, version: int) -> Ready:
+    def model_readiness(self, name: str, version: int = -1) -> Ready:
+        """As ``is_model_ready``: the answer at once, or what to await where the model is asked. On the loop."""
         if not self._running or self._stopping:
             return False
         return model_ready(self._lifecycle, name, version)

@@ -34,6 +34,7 @@ from workbench.server.traffic import WireCounts
 
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
+    from workbench.engine.readiness import Ready
     from workbench.server.control import ControlPlane
 
 LOG = logging.getLogger("workbench.server")
@@ -206,7 +207,7 @@ class KServeApi:
 
     def _ready(self, exchange: Exchange) -> None:
         if self._may_ask_health(exchange):
-            self._when_known(exchange, self.engine.is_ready_async(), lambda: exchange.respond(400))
+            self._when_known(exchange, self.engine.server_readiness(), lambda: exchange.respond(400))
 
     def _may_ask_health(self, exchange: Exchange) -> bool:
         if not _is(exchange, b"GET"):
@@ -216,16 +217,22 @@ class KServeApi:
             return False
         return True
 
-    def _when_known(self, exchange: Exchange, ready: Coroutine[Any, Any, bool], not_ready: Callable[[], None]) -> None:
+    def _when_known(self, exchange: Exchange, ready: Ready, not_ready: Callable[[], None]) -> None:
         """Answers a question of readiness: a Python model that is asked takes its time, and the loop goes on."""
 
-        async def finish() -> None:
-            if await ready:
+        def answer(ready: bool) -> None:
+            if ready:
                 exchange.respond(200)
             else:
                 not_ready()
 
-        self.spawn(exchange, finish())
+        async def ask(asked: Coroutine[Any, Any, bool]) -> None:
+            answer(await asked)
+
+        if isinstance(ready, bool):
+            answer(ready)
+        else:
+            self.spawn(exchange, ask(ready))
 
     def _server_metadata(self, exchange: Exchange) -> None:
         if _is(exchange, b"GET"):
@@ -234,8 +241,8 @@ class KServeApi:
     def _model_ready(self, exchange: Exchange, model: str, version: int) -> None:
         if not _is(exchange, b"GET"):
             return
-        asked = self.engine.is_model_ready_async(model, version)
-        self._when_known(exchange, asked, lambda: exchange.error(400, "Model version not ready"))
+        ready = self.engine.model_readiness(model, version)
+        self._when_known(exchange, ready, lambda: exchange.error(400, "Model version not ready"))
 
     def _model_metadata(self, exchange: Exchange, model: str, version: int) -> None:
         if _is(exchange, b"GET"):
