@@ -76,7 +76,8 @@ def workbench_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addre
     root = write_repository(tmp_path_factory.mktemp("models"))
     log = (tmp_path_factory.mktemp("log") / "server.log").open("w+")
     command = [sys.executable, "-m", "workbench.server", "--model-repository", str(root), "--http-port", "0"]
-    command += ["--metrics-port", "0", "--grpc-port", "0", "--token", "secret", "--model-control-mode", "explicit", "--load-model", "*"]
+    command += ["--metrics-port", "0", "--grpc-port", "0"]
+    command += ["--token", "secret", "--model-control-mode", "explicit", "--load-model", "*"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None

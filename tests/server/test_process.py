@@ -213,7 +213,8 @@ def test_a_wrong_command_line_is_said_in_words(flags: list[str], text: str, capf
 def test_tritons_flags_are_read() -> None:
     args = parse(
         ["--model-repository", ".", "--model-store=.", "--strict-readiness=0", "--exit-on-error", "false",
-         "--grpc-max-response-pool-size", "8", "--cuda-memory-pool-byte-size=0:64", "--model-control-mode=explicit", "--load-model=*"]
+         "--grpc-max-response-pool-size", "8", "--cuda-memory-pool-byte-size=0:64",
+         "--model-control-mode=explicit", "--load-model=*"]
     )  # fmt: skip
     assert args.model_repository == [".", "."]
     assert (args.strict_readiness, args.exit_on_error) == (False, False)
