@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.grpc as grpcclient
 from asked_models import AskedModel
 from asking import wait_until
 
@@ -111,3 +112,19 @@ def test_answers_of_one_connection_keep_their_order(served: RunningServer, model
         response.read()
         assert response.status == status
     connection.close()
+
+
+def test_grpc_asks_too_and_goes_on_meanwhile(served: RunningServer, model: AskedModel) -> None:
+    with grpcclient.InferenceServerClient(served.grpc_url.removeprefix("grpc://")) as client:
+        for says in (True, False, True):
+            model.says(str(says))
+            assert client.is_model_ready("m") is client.is_model_ready("m", "1") is client.is_server_ready() is says
+        model.says("wait_for('open')")
+        before = model.calls
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(client.is_model_ready, "m"), pool.submit(client.is_server_ready)]
+            wait_until(lambda: model.calls > before)
+            assert client.is_server_live()
+            assert not any(each.done() for each in asked)
+            model.let("open")
+            assert all(each.result(10) for each in asked)
