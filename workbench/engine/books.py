@@ -20,7 +20,7 @@ def write_batch(run: Run) -> None:
     """A batch has left its instance."""
     model, batch = run.model, run.batch
     model.core.records.add_batch(
-        batch.seq, model.name, run.epoch, run.slot.spec.label, batch.rows, len(batch.items), batch.reason,
+        batch.seq, model.name, run.epoch, run.slot.label, batch.rows, len(batch.items), batch.reason,
         batch.acquired, run.execution.compute_end,
     )  # fmt: skip
     model.statistics.left(batch.rows, batch.reason)
@@ -44,7 +44,7 @@ def write_request(model: ModelVersion, ticket: Ticket, now: int) -> None:
         execution = run.execution
         start, input_end = execution.compute_start, execution.input_end
         output_start, compute_end = execution.output_start, execution.compute_end
-        batch_seq, instance, epoch = run.batch.seq, run.slot.spec.label, run.epoch
+        batch_seq, instance, epoch = run.batch.seq, run.slot.label, run.epoch
     if failed is None:
         durations = (0, 0, 0) if run is None else run.durations()
         ticket.durations = durations

@@ -26,7 +26,18 @@ class Run:
     Final responses wait for the batch to end, so that a thread wakes the loop once a batch; others are sent on at once.
     """
 
-    __slots__ = ("batch", "epoch", "error", "execution", "finals", "finished", "model", "slot", "started", "tickets")
+    __slots__ = (
+        "batch",
+        "epoch",
+        "error",
+        "execution",
+        "finals",
+        "finished",
+        "model",
+        "slot",
+        "tickets",
+        "took",
+    )
 
     def __init__(
         self,
@@ -46,8 +57,8 @@ class Run:
         self.tickets = tickets
         self.finals: list[InferenceResponse | None] = [None] * len(tickets)
         self.finished = False
-        self.started = 0
         self.error: WorkbenchError | None = None
+        self.took: tuple[int, int, int] | None = None  # its durations, once it is over
         self.execution = Execution(
             [ticket.request for ticket in tickets] if requests is None else requests,
             self.respond,
@@ -117,6 +128,8 @@ class Run:
 
     def durations(self) -> tuple[int, int, int]:
         """Input, infer and output durations in ns; a stamp that the backend left out counts as the one before it."""
+        if self.took is not None:
+            return self.took
         execution = self.execution
         end = execution.compute_end
         start = execution.compute_start or end
@@ -149,6 +162,7 @@ class InstanceSlot:
         "healthy",
         "index",
         "instance",
+        "label",
         "patience_s",
         "ready",
         "retired",
@@ -161,6 +175,7 @@ class InstanceSlot:
     def __init__(self, spec: InstanceSpec, instance: Instance, clock: Clock) -> None:
         self.spec = spec
         self.index = spec.index
+        self.label = spec.label
         self.instance = instance
         # a passive instance never executes
         threaded = instance.kind == "thread" and not spec.passive

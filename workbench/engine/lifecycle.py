@@ -47,6 +47,7 @@ class Lifecycle:
     def __init__(self, core: EngineCore, submit_nested: Submit) -> None:
         self.core = core
         self.entries: dict[str, ModelEntry] = {}
+        self._found: dict[tuple[str, int], ModelVersion] = {}
         self._submit_nested = submit_nested
         self.backends = BackendSet(core.options, core.placement)
         self.retiring: set[ModelVersion] = set()
@@ -55,8 +56,11 @@ class Lifecycle:
     # ---- looking up
 
     def lookup(self, name: str, version: int) -> ModelVersion:
-        """See ``entry.lookup``."""
-        return lookup(self.entries, name, version)
+        """See ``entry.lookup``; what it found is known until a state changes."""
+        model = self._found.get((name, version))
+        if model is None:
+            model = self._found[name, version] = lookup(self.entries, name, version)
+        return model
 
     async def is_model_ready(self, name: str, version: int) -> bool:
         """Whether a model version is ready; see ``engine.readiness``."""
@@ -401,6 +405,7 @@ class Lifecycle:
 
     def _set_state(self, entry: ModelEntry, number: int, state: State, reason: str = "") -> None:
         self.core.inline.withdraw()
+        self._found.clear()
         slot = entry.versions[number]
         if (slot.state, slot.reason) == (state, reason):
             return

@@ -195,7 +195,7 @@ class ModelVersion:
         checked = self.validator.check(request)
         now = self.core.clock()
         ticket = self.make_ticket(request, checked, on_response, now)
-        if self.slots and all(slot.gone for slot in self.slots):
+        if self.slots and self.slots[0].gone and all(slot.gone for slot in self.slots):
             raise InstanceDied(f"no instance of model '{self.name}' is left: {self.slots[0].why}")
         if self.passive and not self.slots:
             raise NotReady(f"model '{self.name}' has passive instances only, which execute nothing")
@@ -329,6 +329,7 @@ class ModelVersion:
         if not self._planned:
             # the instance gets its next batch before clients get their answers
             self._dispatch()
+        run.took = run.durations()
         write_batch(run)
         self.took_ns = run.execution.compute_end - run.execution.compute_start
         ended = True
@@ -343,7 +344,7 @@ class ModelVersion:
             answered = answered or response.error is None
             self.deliver(ticket, response)
         if answered:
-            self.statistics.execution(batch.rows, run.durations())
+            self.statistics.execution(batch.rows, run.took)
         if ended:
             run.release()
 
@@ -370,11 +371,14 @@ class ModelVersion:
         finish_response(self, ticket, response)
         if response.final:
             self._end(ticket, response)
-        self._send(ticket, response)
+        if self._order:
+            self._send_in_order(ticket, response)
+        else:
+            self._call(ticket, response)
         if ticket.flow is not None and not response.final and not ticket.by_hand:
             ticket.flow.take()
 
-    def _send(self, ticket: Ticket, response: InferenceResponse) -> None:
+    def _send_in_order(self, ticket: Ticket, response: InferenceResponse) -> None:
         if ticket.held is None:
             self._call(ticket, response)
         else:

@@ -277,6 +277,8 @@ class DynamicBatcher:
         if self._expired:
             return self._changed
         heap = self._deadlines
+        if not self._count and not heap:
+            return None
         while heap and not self._is_watched(heap[0]):
             heapq.heappop(heap)
         times = [heap[0][0] + 1] if heap else []
