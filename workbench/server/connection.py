@@ -291,6 +291,8 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, status: int, text: str) -> None:
         """Answers a request that will not be read to its end, in its turn, and closes."""
         exchange = self._incoming or Exchange(self)
+        if exchange.path and not exchange.method:
+            exchange.method = self._parser.get_method()  # the answer to a HEAD has no body, whatever is wrong with it
         self._incoming = None
         self._body = Body()
         self._deaf = True

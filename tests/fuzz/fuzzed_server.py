@@ -1,0 +1,147 @@
+"""A server in a process of its own for fuzzing: whether it lives, what memory it holds, what its log complains of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+from onnx import TensorProto, helper, save
+
+SIZE = int(os.environ.get("WORKBENCH_FUZZ", "20000"))
+"""How many inputs the long proofs send: a tenth of their full size, which `make soak` asks for."""
+
+MAX_INPUT = 1 << 20
+TYPES = {
+    "FP32": TensorProto.FLOAT,
+    "INT64": TensorProto.INT64,
+    "BYTES": TensorProto.STRING,
+    "FP16": TensorProto.FLOAT16,
+}
+MODELS = {
+    "echo": ("FP32", 4),
+    "ints": ("INT64", -1),
+    "texts": ("BYTES", -1),
+    "one_text": ("BYTES", 1),
+    "halves": ("FP16", 2),
+}
+"""Identities INPUT0 -> OUTPUT0 with max_batch_size 8: data type and last dimension."""
+
+REPEAT = """import numpy as np
+import triton_python_backend_utils as pb
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(pb.get_input_tensor_by_name(request, "COUNT").as_numpy().ravel()[0])
+            for number in range(min(max(count, 0), 20)):
+                sender.send(pb.InferenceResponse([pb.Tensor("NUMBER", np.array([number], np.int32))]))
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
+"""
+
+
+def write_models(root: Path) -> Path:
+    """The repository: ``MODELS``, and ``repeat``, which answers COUNT times."""
+    for name, (datatype, dim) in MODELS.items():
+        shape = [None, None if dim == -1 else dim]
+        graph = helper.make_graph(
+            [helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])],
+            name,
+            [helper.make_tensor_value_info("INPUT0", TYPES[datatype], shape)],
+            [helper.make_tensor_value_info("OUTPUT0", TYPES[datatype], shape)],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+        model.ir_version = 9
+        (root / name / "1").mkdir(parents=True)
+        save(model, str(root / name / "1" / "model.onnx"))
+        kind = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+        (root / name / "config.pbtxt").write_text(
+            'backend: "onnxruntime"\nmax_batch_size: 8\n'
+            f'input [ {{ name: "INPUT0" data_type: {kind} dims: [ {dim} ] }} ]\n'
+            f'output [ {{ name: "OUTPUT0" data_type: {kind} dims: [ {dim} ] }} ]\n'
+            "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+        )
+    (root / "repeat" / "1").mkdir(parents=True)
+    (root / "repeat" / "1" / "model.py").write_text(REPEAT)
+    (root / "repeat" / "config.pbtxt").write_text(
+        'backend: "python"\nmodel_transaction_policy { decoupled: true }\n'
+        'input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+        'output [ { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+        "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+        'parameters { key: "WORKBENCH_EXECUTION" value { string_value: "thread" } }\n'
+    )
+    return root
+
+
+class FuzzedServer:
+    """A running server. ``address`` is HOST:PORT of HTTP, ``ready`` the line that it printed when it was."""
+
+    def __init__(self, process: subprocess.Popen[str], ready: str, log: Path) -> None:
+        self.process = process
+        self.ready = ready
+        self.log = log
+        self.address = self.at("http").removeprefix("http://").rstrip("/")
+        self._before = self.memory()
+
+    def at(self, name: str) -> str:
+        """An address of the line."""
+        found = re.search(rf"\b{name}=(\S+)", self.ready)
+        assert found, self.ready
+        return found[1]
+
+    def memory(self) -> int:
+        """Resident bytes of the server and its children."""
+        own = psutil.Process(self.process.pid)
+        return sum(each.memory_info().rss for each in (own, *own.children(recursive=True)))
+
+    def grown(self) -> int:
+        """Bytes more than at the start."""
+        return self.memory() - self._before
+
+    def check(self, allowed_bytes: int = 400 << 20) -> None:
+        """Fails when it has ended, holds much more memory than at the start, or has logged an unexpected error."""
+        text = self.log.read_text(errors="replace")
+        assert self.process.poll() is None, text[-3000:]
+        assert "Traceback" not in text, text[text.index("Traceback") - 500 :][:3000]
+        grown = self.grown()
+        assert grown < allowed_bytes, f"{grown / 2**20:.0f} MiB more than at the start"
+
+
+@contextlib.contextmanager
+def fuzzed_server(root: Path, *flags: str) -> Iterator[FuzzedServer]:
+    """Serves ``write_models`` with small limits; at the end it must still stop cleanly."""
+    write_models(root / "models")
+    log = root / "log"
+    command = [
+        sys.executable, "-m", "workbench.server", f"--model-repository={root / 'models'}", "--http-port=0",
+        "--metrics-port=0", "--grpc-port=0", f"--http-max-input-size={MAX_INPUT}", "--allow-client-shm=true", *flags,
+    ]  # fmt: skip
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+        try:
+            assert process.stdout is not None
+            ready = next((line for line in process.stdout if "workbench: ready" in line), "")
+            assert ready, log.read_text()[-3000:]
+            yield FuzzedServer(process, ready, log)
+            process.terminate()
+            assert process.wait(60) == 0, log.read_text()[-3000:]
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+
+
+def float32(values: list[float]) -> list[float]:
+    """Numbers as an FP32 tensor holds them."""
+    with np.errstate(over="ignore"):
+        found: list[float] = np.array(values, np.float64).astype(np.float32).astype(np.float64).tolist()
+    return found
