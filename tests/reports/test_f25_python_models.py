@@ -105,7 +105,7 @@ def test_f26_server_6966_each_way_to_answer_wrong_has_its_own_text(
 def test_f26_server_6966_a_model_that_catches_the_refusal_has_answered_once(
     root: Path, make_engine: Any, over_http: Served
 ) -> None:
-    body = "try:\n            for _ in range(2):\n                sender.send(ANSWER)\n        except Exception:\n            pass"
+    body = "try:\n            [sender.send(ANSWER) for _ in range(2)]\n        except Exception:\n            pass"
     put(root, "m", body, sends=True)
     server, _ = over_http(make_engine(root))
     assert server.infer("m", X)["OUT"].tolist() == [1]

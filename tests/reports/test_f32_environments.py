@@ -118,3 +118,18 @@ def test_f32_server_8290_never_goes_on_with_the_wrong_environment(
         engine.load("m")
     assert hint in str(caught.value) + caught.value.hint
     assert not engine.is_model_ready("m")
+
+
+def test_f32_server_8290_a_thread_has_no_environment_of_its_own(tmp_path: Path) -> None:
+    root = environment(tmp_path / "env", "own")
+    directory = put(tmp_path, str(root))
+    engine = InferenceEngine(EngineOptions((tmp_path / "models",), gpus=(), python_execution="thread"))
+    engine.start()
+    try:
+        assert ask(engine) == ["own", "yes"], "in a process, although the others run on threads"
+        with (directory / "config.pbtxt").open("a") as file:
+            file.write('parameters { key: "WORKBENCH_EXECUTION" value { string_value: "thread" } }\n')
+        with pytest.raises(WorkbenchError, match="EXECUTION_ENV_PATH takes a process, WORKBENCH_EXECUTION is 'thread'"):
+            engine.load("m")
+    finally:
+        engine.stop(5)

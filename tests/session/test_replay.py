@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -235,3 +237,140 @@ def test_what_never_reached_the_model_pushes_nothing_out(status: str) -> None:
     kept.offer(request_of(1), 1, 0, 1, 1, "BACKEND")
     kept.offer(request_of(1), 1, 0, 2, 10**9, status)
     assert [row.seq for row in kept.rows()] == [1]
+
+
+# ---- environments and backends of a model's own
+
+ONLY_THERE = """import os
+
+import only_here
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print(only_here.WORD, os.environ.get("ACTIVATED"))
+        x = requests[0].inputs()[0].as_numpy()
+        if x[0, 0] < 0:
+            raise ValueError(f"{only_here.WORD}: not {x[0, 0]}")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]) for _ in requests]
+"""
+ENVIRONMENT = 'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{}" }} }}\n'
+
+
+def environment(root: Path, python: str = f'exec {sys.executable} "$@"') -> Path:
+    """An environment with a package that this one has not, and an activation."""
+    (root / "bin").mkdir(parents=True)
+    (root / "own").mkdir()
+    (root / "own" / "only_here.py").write_text("WORD = 'from there'\n")
+    (root / "bin" / "activate").write_text(f"export ACTIVATED=yes PYTHONPATH={root / 'own'}\n")
+    (root / "bin" / "python").write_text(f"#!/bin/sh\n{python}\n")
+    (root / "bin" / "python").chmod(0o755)
+    return root
+
+
+def test_a_model_with_an_environment_of_its_own_finds_its_packages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = environment(tmp_path / "env")
+    add_python(tmp_path / "models", "own", ONLY_THERE, ENVIRONMENT.format(root))
+    before = list(sys.path), dict(os.environ), set(sys.modules)
+    with wb.Engine(tmp_path / "models") as engine:
+        seq = fail(engine, "own", [[-1.0, 0.0]])
+        with pytest.raises(ValueError, match="from there: not -1") as caught:
+            engine.replay(seq)
+        assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "execute"
+        assert "from there yes" in capsys.readouterr().out
+        assert engine.infer("own", {"x": [[1.0, 2.0]]})["y"].tolist() == [[1, 2]]
+        assert engine.replay(engine.captured()[-1])["y"].tolist() == [[1, 2]]
+    assert (list(sys.path), dict(os.environ)) == before[:2]
+    assert "only_here" not in sys.modules, "it belongs to that environment"
+
+
+def test_an_environment_of_another_python_is_told(tmp_path: Path) -> None:
+    root = environment(tmp_path / "env")
+    add_python(tmp_path / "models", "own", ONLY_THERE, ENVIRONMENT.format(root))
+    with wb.Engine(tmp_path / "models") as engine:
+        seq = fail(engine, "own", [[-1.0, 0.0]])
+        (root / "bin" / "python").write_text("#!/bin/sh\necho '[[3, 9], [], {}]'\n")
+        with pytest.raises(Unsupported, match=r"'own' runs on Python 3\.9 of its environment") as caught:
+            engine.replay(seq)
+        assert "resend()" in caught.value.hint
+        (root / "bin" / "python").write_text("#!/bin/sh\necho broken >&2; exit 3\n")
+        with pytest.raises(WorkbenchError, match=r"the environment of 'own' does not run: broken"):
+            engine.replay(seq)
+
+
+def test_a_model_of_a_python_based_backend(tmp_path: Path) -> None:
+    shared = tmp_path / "backends" / "mine"
+    shared.mkdir(parents=True)
+    (shared / "helper.py").write_text("def least(x):\n    return float(x.min())\n")
+    (shared / "model.py").write_text(
+        ROOTS.replace("import threading\n", "import threading\nfrom helper import least\n")
+    )
+    config = CONFIG.format(name="roots").replace('"python"', '"mine"')
+    (tmp_path / "models" / "roots" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "roots" / "config.pbtxt").write_text(config)
+    with wb.Engine(tmp_path / "models", backend_directory=tmp_path / "backends") as engine:
+        seq = fail(engine, "roots", [[-4.0, 1.0]])
+        with pytest.raises(ValueError, match="no root of -4") as caught:
+            engine.replay(seq)
+        assert Path(traceback.extract_tb(caught.value.__traceback__)[-1].filename) == shared / "model.py"
+
+
+ASKS_MANY = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        x = requests[0].inputs()[0]
+        asked = pb_utils.InferenceRequest(model_name="streams", requested_output_names=["y"], inputs=[x])
+        found = [each.output_tensors()[0].as_numpy() for each in asked.exec(decoupled=True) if each.output_tensors()]
+        ready = pb_utils.is_model_ready("streams"), pb_utils.is_model_ready("nobody"), asked.exec().has_error()
+        if len(found) > 2:
+            raise ValueError(f"{len(found)} answers, {ready}")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", sum(found))])]
+"""
+
+
+def test_nested_requests_stream_from_the_engine(tmp_path: Path) -> None:
+    add_python(tmp_path / "models", "streams", STREAMS, DECOUPLED)
+    add_python(tmp_path / "models", "many", ASKS_MANY)
+    with wb.Engine(tmp_path / "models") as engine:
+        seq = fail(engine, "many", [[3.0, 0.0]])
+        with pytest.raises(ValueError, match=r"^3 answers, \(True, False, True\)$"):
+            engine.replay(seq)
+
+
+# ---- edit, load under load, and ask again
+
+
+def test_mend_load_replay_resend(both: Server, models: Path) -> None:
+    seq = fail(both, "roots", [[9.0, -16.0]])
+    path = models / "roots" / "1" / "model.py"
+    stop, failures = threading.Event(), []
+
+    def load() -> None:
+        while not stop.is_set():
+            try:
+                both.infer("roots", {"x": [[4.0, 4.0]]})
+            except WorkbenchError as error:
+                failures.append(error)
+
+    client = threading.Thread(target=load)
+    client.start()
+    try:
+        path.write_text(ROOTS.replace("x**0.5", "abs(x) ** 0.5").replace("smallest < 0", "smallest < -100"))
+        assert both.replay(seq)["y"].tolist() == [[3, 4]], "mended here, before anybody else gets it"
+        with pytest.raises(WorkbenchError, match="no root"):
+            both.resend(seq)
+        both.load("roots")
+        assert both.resend(seq)["y"].tolist() == both.resend()["y"].tolist() == [[3, 4]]
+        stop.set()
+        client.join()
+        assert failures == []
+    finally:
+        stop.set()
+        client.join()
+        path.write_text(ROOTS)
+        both.load("roots")

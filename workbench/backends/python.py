@@ -23,6 +23,7 @@ from workbench.backends.python_thread import ThreadInstance
 from workbench.errors import BackendError, Code, InstanceDied
 
 EXECUTION_PARAMETER = "WORKBENCH_EXECUTION"
+ENVIRONMENT_PARAMETER = "EXECUTION_ENV_PATH"
 AUTO_COMPLETE_LIMIT_S = 120.0
 _PLAIN_CLASS = re.compile(r"^class\s+TritonPythonModel\s*(\(\s*(object)?\s*\))?\s*:", re.MULTILINE)
 
@@ -54,7 +55,7 @@ class PythonBackend:
             return None
         keeper = Keeper(context.host, context.name)
         try:
-            child = keeper.spawn(_interpreter(context), context.name).result()
+            child = keeper.spawn(interpreter(context), context.name).result()
             try:
                 questions = Questions(context.host, context.name)
                 text = _ask(child, _setup(context, path, "auto_complete", self.shared), context.name, questions)
@@ -88,12 +89,12 @@ class PythonModel:
         self.execution = execution_mode(context)
         self._context = context
         self._path = path
-        self._places = _places(context, shared)
+        self._places = places(context, shared)
         self._keeper: Keeper | None = None
         self.traffic = Traffic()
         if self.execution == "process":
             setup = _setup(context, path, "run", shared)
-            self._options = ProcessOptions(_interpreter(context), setup, **limits(context))
+            self._options = ProcessOptions(interpreter(context), setup, **limits(context))
             self._keeper = Keeper(context.host, context.name)
         elif keys := unheeded(context):
             limits(context)  # a value that makes no sense is refused here too
@@ -133,10 +134,19 @@ def model_file(context: ModelContext) -> Path:
 def execution_mode(context: ModelContext) -> Literal["process", "thread"]:
     """Where the model runs: the parameter WORKBENCH_EXECUTION, else what the engine was started with.
 
+    A model with an environment of its own runs in a process: a thread would have the packages of another.
+
     Raises:
-        BackendError: the parameter says something else than thread or process.
+        BackendError: the parameter says something else than thread or process, or thread beside an environment.
     """
-    chosen = _parameter(context, EXECUTION_PARAMETER) or context.python_execution
+    own = _parameter(context, ENVIRONMENT_PARAMETER)
+    chosen = _parameter(context, EXECUTION_PARAMETER) or ("process" if own else context.python_execution)
+    if own and chosen == "thread":
+        raise BackendError(
+            f"parameters of model '{context.name}': {ENVIRONMENT_PARAMETER} takes a process, {EXECUTION_PARAMETER} is "
+            "'thread'",
+            hint=f"leave one of the two out: a thread has this server's packages, not those of '{own}'",
+        )
     if chosen not in ("process", "thread"):
         raise BackendError(
             f"parameter {EXECUTION_PARAMETER} of model '{context.name}' is '{chosen}', expected 'process' or 'thread'"
@@ -162,11 +172,16 @@ def _parameter(context: ModelContext, key: str) -> str:
     return str(parameters[key].string_value) if key in parameters else ""
 
 
-def _interpreter(context: ModelContext) -> str:
-    return ENVIRONMENTS.interpreter(_parameter(context, "EXECUTION_ENV_PATH"), context.model_dir)
+def interpreter(context: ModelContext) -> str:
+    """The interpreter that runs the model: that of its environment, else this process's.
+
+    Raises:
+        BackendError: there is no such environment.
+    """
+    return ENVIRONMENTS.interpreter(_parameter(context, ENVIRONMENT_PARAMETER), context.model_dir)
 
 
-def _places(context: ModelContext, shared: Path | None) -> tuple[Path, ...]:
+def places(context: ModelContext, shared: Path | None) -> tuple[Path, ...]:
     """Where the modules beside a model's file are found."""
     return (context.version_dir, context.model_dir) if shared is None else (shared.parent,)
 
@@ -178,7 +193,7 @@ def _setup(context: ModelContext, path: Path, mode: str, shared: Path | None) ->
         "args": model_args(context),
         "path": str(path),
         "version_dir": str(context.version_dir),
-        "places": [str(place) for place in _places(context, shared)],
+        "places": [str(place) for place in places(context, shared)],
         "package": "" if shared is not None else context.version_dir.name,
     }
 

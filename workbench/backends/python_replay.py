@@ -4,32 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from workbench.backends._child.runner import ModelError
 from workbench.backends.base import SERVER, Execution, InstanceSpec, LogLevel, ModelContext, Origin
 from workbench.backends.custom_metrics import CustomMetrics
-from workbench.backends.python import model_args, model_file
+from workbench.backends.python import interpreter, model_args, model_file, places
+from workbench.backends.python_borrowed import borrowed
 from workbench.backends.python_thread import ThreadInstance
 from workbench.clock import monotonic_ns
 from workbench.errors import BackendError, TimedOut, Unsupported, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 
-Ask = Callable[[InferenceRequest], InferenceResponse]
-"""Sends a nested request somewhere and waits for its answer."""
+Ask = Callable[[InferenceRequest], Iterable[InferenceResponse]]
+"""Sends a nested request somewhere; gives its responses as they come, the final one last."""
+
+
+class Knows(Protocol):
+    """Who knows about the other models: a server that serves them."""
+
+    def is_decoupled(self, name: str, version: int) -> bool:
+        """Whether a model answers any number of times; False for one that is not known."""
+
+    def is_ready(self, name: str, version: int) -> bool:
+        """Whether a model takes requests; -1 is any version."""
+
+
+class Nobody:
+    """Outside of any server."""
+
+    def is_decoupled(self, name: str, version: int) -> bool:
+        """There is no such model."""
+        return False
+
+    def is_ready(self, name: str, version: int) -> bool:
+        """There is no such model."""
+        return False
 
 
 class ReplayHost:
-    """What a model asks of the engine, outside of one: nested requests go through ``ask``, log lines are printed."""
+    """What a model asks of the engine, outside of one: nested requests go through ``ask``, log lines are printed.
+
+    ``knows`` is asked about other models.
+    """
 
     clock = staticmethod(monotonic_ns)
 
-    def __init__(self, ask: Ask, say: Callable[[str], None]) -> None:
+    def __init__(self, ask: Ask, say: Callable[[str], None], knows: Knows | None = None) -> None:
         self._ask = ask
         self._say = say
+        self._knows = knows or Nobody()
         self.metrics = CustomMetrics()
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="workbench-replay")
         self.loop = asyncio.new_event_loop()
@@ -48,16 +76,20 @@ class ReplayHost:
         self.loop.close()
 
     def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
-        """A nested request (BLS); a decoupled model's is refused by whoever is asked."""
+        """A nested request (BLS)."""
+        cancelled = threading.Event()
 
         def run() -> None:
             try:
-                on_response(self._ask(request))
+                for response in self._ask(request):
+                    if cancelled.is_set():
+                        return
+                    on_response(response)
             except WorkbenchError as error:
                 on_response(InferenceResponse(request.model_name, request.model_version, error=error))
 
-        future = self._threads.submit(run)
-        return lambda: (future.cancel(), None)[1]
+        self._threads.submit(run)
+        return cancelled.set
 
     def log(
         self, level: LogLevel, message: str, *, model: str = "", instance: str = "", origin: Origin = SERVER
@@ -70,8 +102,8 @@ class ReplayHost:
         """There is no process that could die."""
 
     def is_decoupled(self, name: str, version: int) -> bool:
-        """Not known here: whoever is asked refuses."""
-        return False
+        """Whether a model answers any number of times."""
+        return self._knows.is_decoupled(name, version)
 
     async def load_model(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """The models that serve stay as they are."""
@@ -82,11 +114,18 @@ class ReplayHost:
         raise Unsupported(f"a request that is replayed unloads no models: '{name}' stays as it is")
 
     async def is_model_ready(self, name: str, version: int) -> bool:
-        """Taken to be: a nested request says otherwise."""
-        return True
+        """Whether a model takes requests."""
+        return self._knows.is_ready(name, version)
 
 
-def replay(context: ModelContext, request: InferenceRequest, timeout_s: float) -> list[InferenceResponse]:
+def replay(
+    context: ModelContext,
+    request: InferenceRequest,
+    timeout_s: float,
+    *,
+    shared: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> list[InferenceResponse]:
     """Imports the model's file, initializes the model and executes a batch of this one request; gives its responses.
 
     After a success the model is finalized. After an error it is not: a debugger looks at it still.
@@ -95,22 +134,26 @@ def replay(context: ModelContext, request: InferenceRequest, timeout_s: float) -
         context: which model; its host is a ``ReplayHost``.
         request: the request, as the engine has checked it.
         timeout_s: how long responses may take to come after ``execute`` has returned (decoupled).
+        shared: the model.py of a Python-based backend, for a model of one.
+        say: is told what is not as in the model's own environment.
 
     Raises:
         Exception: whatever the model raised.
         WorkbenchError: the model has answered with an error, or with something that is no answer.
         TimedOut: a decoupled model did not end the request in time.
+        Unsupported: the model's own environment (EXECUTION_ENV_PATH) has another version of Python.
     """
     __tracebackhide__ = True
     spec = InstanceSpec(f"{context.name}_replay", "KIND_CPU", 0, 0)
-    places = (context.version_dir, context.model_dir)
-    instance = ThreadInstance(context, spec, model_args(context), model_file(context), places)
-    try:
-        answers = _run(context, instance, request, timeout_s)
-    except BaseException:
-        instance.abandon()
-        raise
-    instance.close()
+    file = shared or model_file(context)
+    with borrowed(context.name, interpreter(context), file.parent, say):
+        instance = ThreadInstance(context, spec, model_args(context), file, places(context, shared))
+        try:
+            answers = _run(context, instance, request, timeout_s)
+        except BaseException:
+            instance.abandon()
+            raise
+        instance.close()
     for answer in answers:
         if answer.error is not None:
             raise answer.error

@@ -33,7 +33,7 @@ class ControlClient:
         self.url = self._pool.url
 
     def capabilities(self) -> dict[str, Any]:
-        """What the server offers: ``version``, ``workbench``, ``pid``, ``name``, ``features``."""
+        """What the server offers: ``version``, ``workbench``, ``pid``, ``name``, ``features``, where its files are."""
         return self._dict("GET", "")
 
     def state(self) -> dict[str, Any]:

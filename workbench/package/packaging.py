@@ -215,5 +215,5 @@ def _run(context: ModelContext, feed: Feed) -> Feed:
     return {tensor.name: tensor.data for tensor in answer.outputs}
 
 
-def _asks_nobody(request: InferenceRequest) -> InferenceResponse:
+def _asks_nobody(request: InferenceRequest) -> list[InferenceResponse]:
     raise Unsupported(f"model '{request.model_name}' is not there while a function is packaged")

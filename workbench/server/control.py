@@ -107,6 +107,7 @@ class ControlPlane:
                 "name": self._name,
                 "control_mode": self.engine.options.control_mode,
                 "repositories": [str(path) for path in self.engine.options.repositories],
+                "backend_directory": str(self.engine.options.backend_directory),
                 "features": list(FEATURES),
             }
         )

@@ -167,7 +167,8 @@ class Server(TellingServer):
 
         Prints appear here, ``breakpoint()`` stops here, and what the model raises is raised here as it is, so that
         ``%debug`` looks at the model's own frames. The server's instances are not touched; requests to other models
-        (BLS) go to the server.
+        (BLS) go to the server. A model with an environment of its own (EXECUTION_ENV_PATH) finds that environment's
+        packages, where its Python is of this kernel's version; what this kernel has imported already stays as it is.
 
         Args:
             record: a ``seq``, a row of ``records()`` or of ``captured()``; None is the newest request that failed.
@@ -178,12 +179,31 @@ class Server(TellingServer):
 
         Raises:
             NotFound: the request is not kept.
-            Unsupported: the model is not a model.py, or its files are on another machine.
+            Unsupported: the model is not a model.py, its files are on another machine, or its environment has another
+                version of Python.
         """
         from workbench.session.replay import replay
 
         __tracebackhide__ = True
         return replay(self, record, timeout_s)
+
+    def resend(self, record: Any = None, *, timeout_s: float = 60.0) -> Result | list[Result]:
+        """Sends a captured request to the server again, as it was: after a model was mended and loaded, say.
+
+        Args:
+            record: a ``seq``, a row of ``records()`` or of ``captured()``; None is the newest request that failed.
+            timeout_s: how long to wait for the answer.
+
+        Returns:
+            The answer; of a decoupled model, which only an engine in this kernel can be asked so, the list of them.
+
+        Raises:
+            NotFound: the request is not kept.
+            WorkbenchError: what it failed with.
+        """
+        from workbench.session.replay import resend
+
+        return resend(self, record, timeout_s)
 
     # -- configuration --------------------------------------------------------------------------------------------
 
