@@ -7,7 +7,7 @@ import json
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fuzzed_server import MAX_INPUT, MODELS
@@ -19,7 +19,8 @@ INFER = "/v2/models/{}/infer"
 class Case:
     """Bytes to send. ``answers``: how many must come (None: any number, then the end of the connection).
 
-    ``body`` is the JSON of an inference request to ``model``, where it is one and nothing else is wrong with it.
+    ``body`` is the JSON of an inference request to ``model``, where it is one and nothing else is wrong with it; with
+    ``good`` nothing is wrong with it either. ``pieces`` is into how many it is cut on its way.
     """
 
     kind: str
@@ -28,6 +29,8 @@ class Case:
     model: str = ""
     body: bytes = b""
     to_head: bool = False
+    good: bool = False
+    pieces: int = 1
 
 
 class Raw(str):
@@ -169,7 +172,8 @@ class Maker:
     def case(self) -> Case:
         """The next one."""
         (made,) = self.random.choices([kind for _, kind in self._kinds], [weight for weight, _ in self._kinds])
-        return made()
+        found = made()
+        return replace(found, pieces=self.random.randint(2, 5)) if self.random.random() < 0.2 else found
 
     # ---- documents
 
@@ -256,8 +260,10 @@ class Maker:
     def json(self) -> Case:
         """An inference request whose JSON is not as it should be."""
         model = self.random.choice(tuple(MODELS))
-        body = self.spoiled(self.request(model))
-        return Case("json", post(INFER.format(model), body), model=model, body=body)
+        request = self.request(model)
+        body = self.spoiled(request)
+        good = body == encode(request) and not {"parameters", "outputs"} & request.keys() and model != "halves"
+        return Case("json", post(INFER.format(model), body), model=model, body=body, good=good)
 
     def bytes(self) -> Case:
         """A good JSON body with bytes changed, cut or put in."""
@@ -381,7 +387,8 @@ class Maker:
 
     def chunked(self) -> Case:
         """A chunked body, cut anyhow, with extensions and trailers; its framing may be wrong."""
-        body = encode(self.request("echo"))
+        request = self.request("echo")
+        body = encode(request)
         pieces, at = [], 0
         while at < len(body):
             size = self.random.choice((1, 2, 7, 50, 1000))
@@ -393,7 +400,10 @@ class Maker:
         data = b"".join(pieces) + b"0\r\n" + trailer + b"\r\n"
         head = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         if self.random.random() < 0.6:
-            return Case("chunked", head + data, None if trailer or b'"' in data else 1)
+            if trailer.startswith(b"Content") or b';q="' in data:
+                return Case("chunked", head + data, None)
+            good = not {"parameters", "outputs"} & request.keys()
+            return Case("chunked", head + data, model="echo", body=body, good=good)
         broken = bytearray(data)
         at = self.random.randrange(len(broken))
         broken[at : at + 1] = self.random.choice((b"", b"z", b"\r\n", b"-", b"fffffffffffffffff", b"0\r\n\r\n"))

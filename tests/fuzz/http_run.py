@@ -89,6 +89,8 @@ class _Client:
             self._outcome.answers.update(str(each.status) for each in answers)
             if not answers:
                 self._outcome.answers["closed without an answer"] += 1
+        if case.good and [each.status for each in answers] != [200]:
+            raise Broken(f"a good request was answered {answers}")
         if case.body and answers:
             self._compare(case, answers[0])
         self._count += 1
@@ -98,11 +100,11 @@ class _Client:
     def _framed(self, case: Case, count: int) -> list[Answer]:
         """So many requests, so many answers: the connection stays, unless an answer says that it does not."""
         channel, stream = self._line.open()
-        sending = threading.Thread(target=self._push, args=(channel, case.data))
+        sending = threading.Thread(target=self._push, args=(channel, case))
         if len(case.data) > 100_000:
             sending.start()
         else:
-            self._push(channel, case.data)
+            self._push(channel, case)
         answers = []
         for _ in range(count):
             answer = read_answer(stream)
@@ -120,9 +122,11 @@ class _Client:
         return answers
 
     @staticmethod
-    def _push(channel: socket.socket, data: bytes) -> None:
+    def _push(channel: socket.socket, case: Case) -> None:
+        size = -(-len(case.data) // case.pieces)
         with contextlib.suppress(ConnectionError):  # refused before all was sent: the answer says so
-            channel.sendall(data)
+            for at in range(0, len(case.data), size):
+                channel.sendall(case.data[at : at + size])
 
     def _unframed(self, case: Case) -> list[Answer]:
         """Whatever it is, the connection ends behind it, and what comes before are answers."""
@@ -130,7 +134,7 @@ class _Client:
         channel, stream = self._line.open()
         answers: list[Answer] = []
         with contextlib.suppress(ConnectionError):  # cut off in the middle of what it sent: the server's right
-            self._push(channel, case.data)
+            self._push(channel, case)
             channel.shutdown(socket.SHUT_WR)
             while (answer := read_answer(stream, to_head=case.to_head and not answers)) is not None:
                 answers.append(answer)
