@@ -119,6 +119,21 @@ class GrpcClient:
             request.parameters["unload_dependents"].bool_param = True
         self._call("RepositoryModelUnload", request, LOAD_TIMEOUT_S)
 
+    def log_settings(self, changes: Mapping[str, bool | int | str] | None = None) -> dict[str, Any]:
+        """Triton's log settings, after some of them have been changed."""
+        request = pb.LogSettingsRequest()
+        for name, value in (changes or {}).items():
+            kind = (
+                "bool_param"
+                if isinstance(value, bool)
+                else "uint32_param"
+                if isinstance(value, int)
+                else "string_param"
+            )
+            setattr(request.settings[name], kind, value)
+        settings = self._call("LogSettings", request).settings
+        return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in settings.items()}
+
     def infer(self, request: InferenceRequest, timeout_s: float = INFER_TIMEOUT_S) -> InferenceResponse:
         """One inference; waits for the answer.
 

@@ -80,6 +80,11 @@ class HttpClient:
         body = {"parameters": {"unload_dependents": True}} if unload_dependents else {}
         self._json("POST", f"/v2/repository/models/{quote(name, safe='')}/unload", body, LOAD_TIMEOUT_S)
 
+    def log_settings(self, changes: Mapping[str, bool | int | str] | None = None) -> dict[str, Any]:
+        """Triton's log settings, after some of them have been changed."""
+        found = self._json("POST", "/v2/logging", dict(changes)) if changes else self._get("/v2/logging")
+        return dict(found)
+
     def infer(self, request: InferenceRequest, timeout_s: float = INFER_TIMEOUT_S) -> InferenceResponse:
         """One inference; waits for the answer.
 

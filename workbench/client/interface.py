@@ -62,6 +62,9 @@ class TritonClient(Protocol):
     def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Unloads a model."""
 
+    def log_settings(self, changes: Mapping[str, bool | int | str] | None = None) -> dict[str, Any]:
+        """Triton's log settings by name (``log_verbose_level``, ...), after some of them have been changed."""
+
     def infer(self, request: InferenceRequest, timeout_s: float = INFER_TIMEOUT_S) -> InferenceResponse:
         """One inference; waits for the answer."""
 

@@ -14,6 +14,7 @@ from workbench.engine.options import BACKEND_DIRECTORY, scheduling_hooks
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import Event, RecordColumns
+from workbench.server.settings import LogControl
 from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
 from workbench.session.opening import PathLike, repositories
@@ -190,6 +191,11 @@ class Engine(Server):
     def events(self, after: int = -1) -> list[Event]:
         """Events after a sequence number."""
         return self.engine.events.after(after)
+
+    def _log_settings(self, changes: Mapping[str, bool | int | str]) -> dict[str, Any]:
+        control = LogControl(self.engine.log_settings)
+        control.update(dict(changes))
+        return control.current()
 
     def captured(self) -> list[CapturedRow]:
         """The requests whose inputs are kept, by ``seq``."""

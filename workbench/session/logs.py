@@ -279,7 +279,7 @@ class LogBook:
         return lines if wanted.last is None else lines[-wanted.last :]
 
     def request(self, seq: int) -> dict[str, Any] | None:
-        """The record of a request that has ended, with ``response_ms`` and ``children``, those of requests made for it."""
+        """The record of a request that has ended, with ``response_ms``; ``children`` are of requests made for it."""
         ended = self._ended()
         found = np.flatnonzero(ended["seq"] == seq)
         if not len(found):

@@ -62,6 +62,9 @@ class ClientServer(Server):
         """The completed configuration as Triton's JSON."""
         return self._client.model_config(model)
 
+    def _log_settings(self, changes: Mapping[str, bool | int | str]) -> dict[str, Any]:
+        return self._client.log_settings(changes)
+
     def statistics(self, model: str = "") -> Statistics:
         """Triton's statistics of one model or of all."""
         try:
@@ -156,6 +159,11 @@ class WorkbenchServer(ClientServer):
             ended = "the server has ended"
         path = self.log_path
         return f"{ended}; start it again with serve()" + (f"; its log is {path}" if path is not None else "")
+
+    @property
+    def grpc_url(self) -> str:
+        """Where gRPC is served, ``grpc://host:port``; empty when it is off."""
+        return self._info["grpc"]
 
     @property
     def metrics_url(self) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from workbench.errors import Unsupported
+from workbench.errors import InvalidRequest, Unsupported
 from workbench.session.logs import LAST, LogCursor, LogFilter, LogLine, LogLines
 from workbench.session.logs import follow as follow_logs
 from workbench.session.logs import read as read_logs
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.session.results import ConfigView
 
 
+LOG_SETTINGS = ("log_info", "log_warning", "log_error", "log_verbose_level", "log_format", "log_file")
 Kind = Literal["process", "kernel", "remote"]
 
 
@@ -125,6 +126,26 @@ class TellingServer(ABC):
                 hint="read its own log (docker logs, kubectl logs), or serve its repository here",
             )
         return follow_logs(self, wanted, after) if follow else read_logs(self, wanted, after)
+
+    @abstractmethod
+    def _log_settings(self, changes: Mapping[str, bool | int | str]) -> dict[str, Any]:
+        """Changes log settings and gives all of them."""
+
+    def log_settings(self, **changes: bool | int | str) -> dict[str, Any]:
+        """Triton's log settings, of any server, after those that are named have been changed.
+
+        ``server.log_settings(log_verbose_level=1)`` has verbose lines logged from now on. What is switched off
+        (``log_info``, ``log_warning``, ``log_error``) is neither written nor in ``logs``.
+
+        Raises:
+            InvalidRequest: there is no such setting.
+            WorkbenchError: with Triton's text: a wrong value; ``log_file`` cannot be changed.
+        """
+        for name in changes:
+            if name not in LOG_SETTINGS:
+                known = ", ".join(LOG_SETTINGS)
+                raise InvalidRequest(f"no log setting {name!r}", where="log_settings()", hint=f"there are: {known}")
+        return self._log_settings(changes)
 
     def captured(self) -> list[CapturedRow]:
         """The requests whose inputs are kept, by ``seq``: failed ones and each model's slowest (64 MiB in all)."""

@@ -87,6 +87,7 @@ class Lines:
         self._batch: Any = None
         self._thread = 0
         self._decoupled = False
+        _load_what_formats()
 
     def begin(self, batch: Any, decoupled: bool) -> None:
         """From now on this thread executes a batch."""
@@ -205,6 +206,14 @@ def shortened(text: str, limit: int = LIMIT) -> str:
         half = (limit - 64) // 2
         text = f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _load_what_formats() -> None:
+    """The first traceback of a process takes milliseconds, which are not to be the first failed request's."""
+    try:
+        raise ModuleNotFoundError
+    except ModuleNotFoundError as error:
+        tracebacks.format_exception(type(error), error, error.__traceback__)
 
 
 def trace_text(error: BaseException) -> str:
