@@ -263,6 +263,7 @@ class Maker:
         request = self.request(model)
         body = self.spoiled(request)
         good = body == encode(request) and not {"parameters", "outputs"} & request.keys() and model != "halves"
+        good = good and b"\xff" not in body  # which is no text for ONNX Runtime
         return Case("json", post(INFER.format(model), body), model=model, body=body, good=good)
 
     def bytes(self) -> Case:
