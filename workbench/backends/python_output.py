@@ -23,6 +23,7 @@ class LineForwarder:
         self._level: LogLevel = level
         self._clock = clock
         self._rest = b""
+        self._left_out = 0  # bytes of the line that goes on
         self._lines = float(LINES_PER_SECOND)
         self._bytes = float(BYTES_PER_SECOND)
         self._refilled = clock()
@@ -37,23 +38,26 @@ class LineForwarder:
         if end and rest:
             lines.append(rest)
             rest = b""
-        left_out, newline, rest = rest.rpartition(b"\n")
-        dropped = left_out.count(b"\n") + 1 if newline else 0
-        self._rest = rest[:LINE_LIMIT]
         if lines and self._dropped:
             self._confess()
         for line in lines:
             self._forward(line)
-        self._dropped += dropped
+        whole, newline, rest = rest.rpartition(b"\n")
+        if newline:
+            self._dropped += whole.count(b"\n") + 1
+            self._left_out = 0
+        self._left_out += max(0, len(rest) - LINE_LIMIT)
+        self._rest = rest[:LINE_LIMIT]
         if end and self._dropped:
             self._confess()
 
     def _forward(self, line: bytes) -> None:
         self._lines -= 1
+        left_out, self._left_out = self._left_out + max(0, len(line) - LINE_LIMIT), 0
         line = line[:LINE_LIMIT]
         self._bytes -= len(line)
         if text := line.decode("utf-8", "replace").rstrip("\r"):
-            self._log(self._level, text)
+            self._log(self._level, f"{text} ... ({left_out} bytes left out)" if left_out else text)
 
     def _confess(self) -> None:
         dropped, self._dropped = self._dropped, 0

@@ -267,7 +267,8 @@ class Channel:
         poll = select.poll()
         poll.register(self._sock.fileno(), 0)
         while True:
-            for _, event in poll.poll():
+            # again and again: a model that closes descriptors which are not its own wakes nobody who waits for them
+            for _, event in poll.poll(1000):
                 if event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                     os._exit(0)
 
