@@ -19,6 +19,19 @@ def test_events_are_kept_in_order_and_bounded() -> None:
     assert Event.from_json(event.to_json()) == event
 
 
+def test_long_events_push_out_more_of_the_old_ones() -> None:
+    log = EventLog(1000, limit=100_000)
+    for n in range(300):
+        log.append("log", "m", "x" * 9_000, seqs=[n], number=n)
+    kept = log.after()
+    assert 5 < len(kept) < 12
+    assert [event.data["number"] for event in kept] == list(range(300 - len(kept), 300))
+    assert [event.seq for event in log.after(297)] == [298, 299]
+    log.append("log", "m", "short")
+    assert log.after()[-1].text == "short"
+    assert EventLog(10, limit=1).append("log", "m", "alone").text == "alone"
+
+
 def test_subscribers_hear_until_they_leave_and_a_raising_one_is_dropped() -> None:
     log = EventLog()
     heard: list[str] = []

@@ -237,9 +237,10 @@ def batching_text(row: ModelRow) -> str:
 
 
 def events_html(snapshot: SessionSnapshot, count: int = EVENTS) -> str:
-    """The last events, newest first."""
+    """The last events, newest first; what models log and print is in the panel ``logs``."""
     lines = ["<b>Last events</b>"]
-    for event in list(snapshot.events)[-count:][::-1]:
+    told = [event for event in snapshot.events if event.data.get("source", "error") == "error"]
+    for event in told[-count:][::-1]:
         clock = datetime.fromtimestamp(event.wall_ms / 1000, UTC).astimezone().strftime("%H:%M:%S")
         tone = {"error": "bad", "warning": "warn"}.get(event.level, "")
         kind = chip(event.kind, tone) if tone else f'<span class="wb-muted">{escape(event.kind)}</span>'

@@ -6,10 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from workbench.clock import Clock, monotonic_ns, wall_ms
 from workbench.records.columns import shortened
+
+LIMIT_BYTES = 16 << 20
+"""What the events of one engine may take altogether."""
 
 MAX_TEXT = 16384
 """What is kept of an event's text: models choose what they log and raise, and the log must be bounded."""
@@ -45,11 +49,29 @@ def _bounded(data: dict[str, Any]) -> dict[str, Any]:
     return {key: shortened(value, MAX_TEXT) if isinstance(value, str) else value for key, value in data.items()}
 
 
-class EventLog:
-    """The last ``capacity`` events. Thread-safe."""
+def _size(event: Event) -> int:
+    """About how many bytes an event takes."""
+    size = 500 + len(event.text)
+    for value in event.data.values():
+        size += 40 * len(value) if isinstance(value, list) else len(value) if isinstance(value, str) else 0
+    return size
 
-    def __init__(self, capacity: int = 4096, *, clock: Clock = monotonic_ns, wall: Callable[[], int] = wall_ms) -> None:
-        self._events: deque[Event] = deque(maxlen=capacity)
+
+class EventLog:
+    """The last ``capacity`` events, fewer where they are long: ``limit`` bytes in all. Thread-safe."""
+
+    def __init__(
+        self,
+        capacity: int = 4096,
+        *,
+        limit: int = LIMIT_BYTES,
+        clock: Clock = monotonic_ns,
+        wall: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._events: deque[tuple[Event, int]] = deque()
+        self._capacity = capacity
+        self._limit = limit
+        self._bytes = 0
         self._changed = threading.Condition()
         self._subscribers: list[Callable[[Event], None]] = []
         self._seq = 0
@@ -71,7 +93,7 @@ class EventLog:
                 self._seq, self._clock(), self._wall(), kind, model, level, shortened(text, MAX_TEXT), _bounded(data)
             )
             self._seq += 1
-            self._events.append(event)
+            self._keep(event)
             subscribers = tuple(self._subscribers)
             self._changed.notify_all()
         for callback in subscribers:
@@ -81,6 +103,13 @@ class EventLog:
                 self._unsubscribe(callback)
         return event
 
+    def _keep(self, event: Event) -> None:
+        size = _size(event)
+        self._events.append((event, size))
+        self._bytes += size
+        while len(self._events) > self._capacity or (self._bytes > self._limit and len(self._events) > 1):
+            self._bytes -= self._events.popleft()[1]
+
     def after(self, seq: int = -1) -> list[Event]:
         """The events after number ``seq`` that are still kept, oldest first.
 
@@ -89,7 +118,8 @@ class EventLog:
         with self._changed:
             if seq >= self._seq:
                 seq = -1
-            return [event for event in self._events if event.seq > seq]
+            found = list(islice(reversed(self._events), self._seq - 1 - seq))
+        return [event for event, _ in reversed(found)]
 
     def wait(self, seq: int, timeout_s: float) -> list[Event]:
         """As ``after``, but waits up to ``timeout_s`` for the first one."""

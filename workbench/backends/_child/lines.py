@@ -87,6 +87,7 @@ class Lines:
         self._batch: Any = None
         self._thread = 0
         self._decoupled = False
+        self._cut = False  # whether something was dropped that has not been said
         _load_what_formats()
 
     def begin(self, batch: Any, decoupled: bool) -> None:
@@ -97,9 +98,11 @@ class Lines:
         """The batch has been executed."""
         if self._unfinished:
             self.finish()
-        for source, budget in self._budgets.items():
-            if budget.dropped and budget.due():
-                self._confess(source, budget)
+        if self._cut:
+            for source, budget in self._budgets.items():
+                if budget.due():
+                    self._confess(source, budget)
+            self._cut = any(budget.dropped for budget in self._budgets.values())
         self._batch = None
 
     def close(self) -> None:
@@ -111,11 +114,8 @@ class Lines:
 
     def log(self, level: str, text: str, frame: Any) -> None:
         """A line of ``Logger``, called in ``frame``."""
-        budget = self._budgets["logger"]
-        if not budget.take():
+        if not self._may_pass("logger"):
             return
-        if budget.due():
-            self._confess("logger", budget)
         self._send(level, shortened(text), "logger", *place(frame), "", self._current())
 
     def printed(self, source: str, text: str, frame: Any) -> None:
@@ -136,7 +136,7 @@ class Lines:
 
     def error(self, text: str, error: BaseException) -> None:
         """Something that the model raised; ``text`` is what clients are told."""
-        if not self._budgets["error"].take():
+        if not self._may_pass("error"):
             return
         with contextlib.suppress(Exception):  # an exception of the model's may refuse to be looked at
             file, number = raised_at(error, self.root)
@@ -144,13 +144,19 @@ class Lines:
 
     def _print(self, source: str, text: str, frame: Any) -> None:
         text = text.rstrip("\r")
-        budget = self._budgets[source]
-        if not text or not budget.take():
+        if not text or not self._may_pass(source):
             return
-        if budget.due():
-            self._confess(source, budget)
         where = place(self._own(frame))
         self._send(_LEVELS[source], shortened(text, PRINTED_LIMIT), source, *where, "", self._current())
+
+    def _may_pass(self, source: str) -> bool:
+        budget = self._budgets[source]
+        if not budget.take():
+            self._cut = True
+            return False
+        if budget.due():
+            self._confess(source, budget)
+        return True
 
     def _confess(self, source: str, budget: Budget) -> None:
         count, budget.dropped = budget.dropped, 0
