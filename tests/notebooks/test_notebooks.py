@@ -87,6 +87,58 @@ def test_pipelines_runs_and_tells_the_truth(workplace: Path) -> None:
     assert exported == ["minilm", "semantic_search", "semantic_search_bls", "tokenizer", "vector_search"]
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_cascade_and_stream_runs_and_tells_the_truth(workplace: Path) -> None:
+    before = hashes(workplace / "model_repository")
+    notebook = nbformat.read(NOTEBOOKS / "04_cascade_and_stream.ipynb", as_version=4)
+    for frame in ("cascade.reset_index()", "rounds", "shares.to_frame()"):
+        notebook.cells.append(nbformat.v4.new_code_cell(f"print({frame}.to_json(orient='records'))"))
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(workplace / "notebooks")}}
+    ).execute()
+    assert hashes(workplace / "model_repository") == before
+    *texts, cascade, rounds, shares = [output_text(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    check_cascade(json.loads(cascade), json.loads(rounds))
+    check_shares(json.loads(shares))
+    everything = "\n".join(texts)
+    assert re.search(r'^router_rows\{answered_by="magika",model="router",version="1"\} [1-9]', everything, re.MULTILINE)
+    assert "The capital of France is Paris." in "".join(
+        next(text for text in texts if "capital" in text).replace("\n", "").split("|")
+    )
+    over = re.search(r"1500 tokens were asked for; the request was over after ([\d.]+) s", everything)
+    assert over is not None
+    assert float(over[1]) < 10
+    assert "first ms    p50" in everything
+    exported = sorted(path.name for path in (workplace / "runs/cascade/export/model_repository").iterdir())
+    assert exported == ["generator", "magika", "magika_small", "router"]
+
+
+def check_cascade(cascade: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> None:
+    """What the threshold does to the work and to the answers, and that the latency follows."""
+    by = {str(each["threshold"]): each for each in cascade}
+    thresholds = ["always the small", "0.5", "0.7", "0.8", "0.9", "0.95", "0.99"]
+    shares = [by[each]["to the big"] for each in thresholds]
+    agreement = [by[each]["same answer"] for each in thresholds]
+    assert shares == sorted(shares)
+    assert agreement == sorted(agreement)
+    assert shares[0] == 0 < shares[-1] < 1
+    assert agreement[0] < 0.95 < 0.98 < by["0.95"]["same answer"]
+    assert by["always the small"]["compute saved"] > 0.5
+    assert by["0.8"]["compute saved"] > 0.1  # on files as mixed as these
+    assert sum(each["failed"] for each in rounds) == 0
+    p50 = {way: sorted(each["p50_ms"] for each in rounds if each["way"] == way)[1] for way in ("small", "big")}
+    assert p50["small"] < p50["big"]
+
+
+def check_shares(shares: list[dict[str, Any]]) -> None:
+    """Who waits when: the first token against those behind it."""
+    first, *_, last = sorted(shares, key=lambda each: each['parameters["max_streams"].string_value'])
+    assert first["first_response_p50_ms"] > 3 * last["first_response_p50_ms"]
+    assert first["between_responses_p50_ms"] < last["between_responses_p50_ms"]
+    assert min(each["responses_per_s"] for each in shares) > 2
+
+
 def check_ways(rounds: list[dict[str, Any]]) -> None:
     """Round trips and bytes of the three ways, per request of the pipeline; all of them as measured."""
     assert {(each["way"], each["clients"]) for each in rounds} == {
