@@ -130,7 +130,7 @@ def test_a_crash_loop_is_given_up_and_a_load_starts_anew(make_engine: Any, tmp_p
     refused = error_of(engine, "victim", 5)  # at once: it does not wait for what does not come
     assert isinstance(refused, InstanceDied)
     assert text in refused.message
-    engine.load("victim")  # nothing has changed, and yet: as Triton
+    engine.load("victim")  # though nothing has changed; in Triton that would do nothing
     assert engine.is_model_ready("victim")
     assert serves(engine)
     before = Holdings.now()
