@@ -59,6 +59,7 @@ class Host:
         self.loop = uvloop.new_event_loop()
         self.clock = monotonic_ns
         self.logs: list[tuple[str, str, str]] = []
+        self.origins: list[Origin] = []  # beside the lines
         self.states: list[tuple[str, bool, str, bool]] = []
         self.changed = threading.Condition()
         self.models: dict[str, Model] = {}
@@ -82,6 +83,7 @@ class Host:
     def log(self, level: str, message: str, *, model: str = "", instance: str = "", origin: Origin = SERVER) -> None:
         with self.changed:
             self.logs.append((level, message, instance))
+            self.origins.append(origin)
             self.changed.notify_all()
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:

@@ -34,7 +34,15 @@ def describe(error: BaseException) -> str:
     """An exception in the form that Triton gives it (pybind11's): type, text, and the calls, innermost first."""
     if isinstance(error, ModelError):
         return str(error)
-    text = f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}"
+    try:
+        message = str(error) or "<EMPTY MESSAGE>"
+    except Exception as raised:
+        text = _with_calls(f"{type(error).__name__}: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>", error)
+        return f"{text}\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {describe(raised)}"
+    return _with_calls(f"{type(error).__name__}: {message}", error)
+
+
+def _with_calls(text: str, error: BaseException) -> str:
     trace = error.__traceback__
     if trace is None:
         return text
