@@ -150,8 +150,10 @@ class Call:
 
     def _late(self) -> None:
         self._timer = None
-        self.abandon()
+        receiver = self.receiver
         self.finish(DEADLINE_EXCEEDED, "Deadline Exceeded")
+        if receiver is not None:  # told last: what it then answers comes too late
+            receiver.gone()
 
     def feed(self, data: bytes, last: bool) -> None:
         """Bytes of the client's messages; ``last``: no more follow."""

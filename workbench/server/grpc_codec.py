@@ -22,6 +22,7 @@ from workbench.protocol.datatypes import BY_WIRE
 from workbench.protocol.http_request import DecodedRequest
 from workbench.protocol.shared_memory import ClientMemory, MemoryTarget
 from workbench.protocol.tensors import InferenceResponse, Parameter, RequestedOutput, Tensor
+from workbench.server.grpc_message import varint
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 """The one parameter of Triton's own that a request may have: a stream says so when a decoupled model has ended."""
@@ -123,16 +124,6 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position + 1
     raise IndexError
-
-
-def varint(value: int) -> bytes:
-    """A number as protobuf writes it."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def version_number(text: str) -> int:

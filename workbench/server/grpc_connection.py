@@ -135,7 +135,8 @@ class GrpcConnection(asyncio.Protocol):
             handler = handlers.get(type(event))
             if handler is not None:
                 handler(event)
-        self._flush()
+        if h2.want_write or self._finishing or self._leaving:
+            self._flush()
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -231,8 +232,10 @@ class GrpcConnection(asyncio.Protocol):
 
     def _acknowledge(self, stream_id: int, size: int) -> None:
         if size:
-            with contextlib.suppress(ngh2.NGH2Error, ValueError):
+            try:
                 self._h2.acknowledge_received_data(size, stream_id)
+            except (ngh2.NGH2Error, ValueError):  # the stream is over
+                return
 
     def _settle(self, call: Call) -> None:
         """Tells the client that the call takes as much more as it has taken."""
@@ -330,7 +333,7 @@ class GrpcConnection(asyncio.Protocol):
         try:
             while data := h2.data_to_send(_CHUNK):
                 transport.write(data)
-                if self._is_paused():
+                if len(data) < _CHUNK or self._is_paused():
                     break
             if self._finishing:
                 self._stop_senders()

@@ -10,47 +10,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from tritonclient.grpc import service_pb2 as pb
 
-from workbench.errors import BackendError, NotReady, Unsupported, WorkbenchError
-from workbench.protocol.binary import Buffer
-from workbench.protocol.http_request import DecodedRequest
-from workbench.protocol.tensors import InferenceResponse, Tensor
-from workbench.server.forwarding import HeaderForwarding
+from workbench.errors import BackendError, Unsupported, WorkbenchError
+from workbench.protocol.tensors import InferenceResponse
+from workbench.server.grpc_asked import Asked, Requests
 from workbench.server.grpc_call import Call, Hold
-from workbench.server.grpc_codec import (
-    encode_response,
-    of_stream,
-    parse_infer,
-    read_metadata,
-    read_tensors,
-    version_number,
-)
+from workbench.server.grpc_codec import of_stream
 from workbench.server.grpc_message import OK, status_number
 from workbench.server.grpc_options import GrpcOptions
-from workbench.server.infer import OFF_LOOP_BYTES
-from workbench.server.labels import classified
 
 if TYPE_CHECKING:
-    from workbench.engine import Ticket
-    from workbench.records import Event
     from workbench.server.kserve import KServeApi
-    from workbench.server.traffic import WireCount
 
 DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
-
-_OFF_LOOP_ELEMENTS = 64 * 1024
-_PACKED_ON_LOOP = 128 * 1024
-
-
-class _Model(NamedTuple):
-    """What the engine has said of a model, until it tells of a change."""
-
-    config: Any
-    decoupled: bool
 
 
 class InferCalls:
@@ -64,30 +39,12 @@ class InferCalls:
     def __init__(self, api: KServeApi, options: GrpcOptions) -> None:
         self.api = api
         self.limits = options.limits
-        self.forwarding = HeaderForwarding(options.header_forward_pattern, "grpc-header-forward-pattern")
+        self.requests = Requests(api, options.header_forward_pattern)
         self._level = options.compression_level
-        self._known: dict[tuple[str, int], _Model] = {}
-        self._unsubscribe = api.engine.events.subscribe(self._forget)
 
     def close(self) -> None:
         """Hears no more of the engine."""
-        self._unsubscribe()
-
-    def _forget(self, event: Event) -> None:
-        if event.kind != "log":
-            self._known.clear()
-
-    def model(self, name: str, version: int) -> _Model:
-        """What is known of a model.
-
-        Raises:
-            NotFound, NotReady: it does not serve.
-        """
-        known = self._known.get((name, version))
-        if known is None:
-            config = self.api.engine.model_config(name, version)
-            known = self._known[(name, version)] = _Model(config, config.model_transaction_policy.decoupled)
-        return known
+        self.requests.close()
 
     def unary(self, call: Call) -> _Unary:
         """Begins a ModelInfer."""
@@ -108,80 +65,6 @@ class InferCalls:
         if found:
             call.wanted = found[{"low": 0, "medium": len(found) // 2, "high": -1}[self._level]]
 
-    def classify(self, config: Any) -> Callable[[Tensor, int], Tensor]:
-        """What makes classes of a model's outputs."""
-        return lambda tensor, classes: classified(self.api.engine, config, tensor, classes)
-
-
-class _Asked:
-    """One request, in a call of its own or in a stream."""
-
-    __slots__ = ("calls", "count", "empty_final", "message", "model", "raws", "request", "size", "ticket")
-
-    def __init__(self, calls: InferCalls, data: memoryview) -> None:
-        self.calls = calls
-        self.size = data.nbytes
-        self.ticket: Ticket | None = None
-        self.empty_final = False
-        self.model: _Model | None = None
-        self.count: WireCount | None = None
-        self.request = DecodedRequest("", [])
-        self.message, self.raws = parse_infer(data)
-
-    def look_up(self, call: Call) -> _Model:
-        """Which model it is for, and its parameters.
-
-        Raises:
-            WorkbenchError: with Triton's texts.
-        """
-        message, calls = self.message, self.calls
-        if calls.api.exiting:
-            raise NotReady(STOPPING)
-        request = self.request
-        request.model_name = message.model_name
-        request.model_version = version_number(message.model_version)
-        request.client = call.client
-        self.count = calls.api.wire.begin(request.model_name, self.size)
-        self.model = calls.model(request.model_name, request.model_version)
-        return self.model
-
-    def read(self, call: Call) -> None:
-        """Its parameters, inputs and requested outputs. On any thread.
-
-        Raises:
-            WorkbenchError: with Triton's texts.
-        """
-        self.empty_final = read_metadata(self.message, self.request)
-        if self.calls.forwarding:
-            pairs = [(name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in call.headers.items()]
-            self.calls.forwarding.add(self.request, [pair for pair in pairs if not pair[0].startswith(":")])
-        read_tensors(self.message, self.raws, self.request, self.calls.api.memory)
-        self.raws = []
-
-    def takes_long(self) -> bool:
-        """Whether reading it would hold the loop: many strings or typed contents, or much shared memory."""
-        if self.calls.api.memory.largest > OFF_LOOP_BYTES and any(item.parameters for item in self.message.inputs):
-            return True
-        return self.size > OFF_LOOP_BYTES and any(
-            item.datatype == "BYTES" or item.HasField("contents") for item in self.message.inputs
-        )
-
-    def answer_takes_long(self, call: Call, response: InferenceResponse) -> bool:
-        """Whether writing a response would hold the loop: strings, classes, shared memory, compression."""
-        for tensor in response.outputs:
-            if tensor.data.size > _OFF_LOOP_ELEMENTS and (
-                tensor.datatype == "BYTES" or self.request.outputs or self.request.targets
-            ):
-                return True
-            if call.wanted and tensor.data.nbytes > _PACKED_ON_LOOP:
-                return True
-        return False
-
-    def encode(self, response: InferenceResponse, final: bool | None = None) -> list[Buffer]:
-        """A response as a ``ModelInferResponse``."""
-        assert self.model is not None
-        return encode_response(response, self.request, self.calls.classify(self.model.config), final=final)
-
 
 class _Unary:
     """A ModelInfer."""
@@ -191,13 +74,13 @@ class _Unary:
     def __init__(self, calls: InferCalls, call: Call) -> None:
         self._calls = calls
         self._call = call
-        self._asked: _Asked | None = None
+        self._asked: Asked | None = None
 
     def message(self, data: memoryview) -> None:
         """The request; a second one does not count, as in gRPC's core."""
         if self._asked is not None:
             return
-        asked = self._asked = _Asked(self._calls, data)
+        asked = self._asked = Asked(self._calls.requests, data)
         call = self._call
         if asked.look_up(call).decoupled:
             raise Unsupported(DECOUPLED)
@@ -220,12 +103,11 @@ class _Unary:
     def drained(self) -> None:
         """Nothing is held back."""
 
-    def _submit(self, asked: _Asked) -> None:
+    def _submit(self, asked: Asked) -> None:
         call = self._call
         if call.ended:
             return
         ticket = self._calls.api.engine.submit(asked.request, self._respond)
-        asked.message = None
         if not call.ended:
             asked.ticket = ticket
 
@@ -260,7 +142,7 @@ class _Turn:
 
     __slots__ = ("asked", "done", "owed", "ready")
 
-    def __init__(self, asked: _Asked | None) -> None:
+    def __init__(self, asked: Asked | None) -> None:
         self.asked = asked
         self.ready: list[bytes] = []  # answers that wait for their turn
         self.done = False
@@ -310,7 +192,7 @@ class _Stream:
         while self._inbox and not self._busy and not self._call.ended:
             data = self._inbox.popleft()
             try:
-                asked = _Asked(self._calls, data)
+                asked = Asked(self._calls.requests, data)
             except WorkbenchError:
                 # what cannot be read ends the stream, once all before it is answered, and well: so does gRPC's core
                 self._inbox.clear()
@@ -320,7 +202,7 @@ class _Stream:
                 return
             self._take(asked)
 
-    def _take(self, asked: _Asked) -> None:
+    def _take(self, asked: Asked) -> None:
         turn = _Turn(asked)
         self._open.add(turn)
         try:
@@ -328,7 +210,7 @@ class _Stream:
                 self._order.append(turn)
             if asked.takes_long():
                 self._busy = True
-                self._calls.api.infer.off_loop(self._call, lambda: _attempt(asked, self._call), self._read(turn))
+                self._calls.api.infer.off_loop(self._call, lambda: asked.attempt(self._call), self._read(turn))
                 return
             asked.read(self._call)
             self._submit(turn, asked)
@@ -352,7 +234,7 @@ class _Stream:
 
         return then
 
-    def _submit(self, turn: _Turn, asked: _Asked) -> None:
+    def _submit(self, turn: _Turn, asked: Asked) -> None:
         ticket = self._calls.api.engine.submit(asked.request, lambda response: self._respond(turn, response))
         if turn.done:
             return
@@ -369,7 +251,7 @@ class _Stream:
         if (model is None or not model.decoupled) and turn not in self._order:
             self._order.append(turn)
         message = pb.ModelStreamInferResponse(error_message=error.message)
-        message.infer_response.id = asked.message.id
+        message.infer_response.id = asked.id
         self._answer(turn, self._call.frame([message.SerializeToString()]), final=True)
 
     # -- responses ----------------------------------------------------------------------------------------------------
@@ -406,13 +288,13 @@ class _Stream:
             ticket.flow.take()
 
     @staticmethod
-    def _of_request(asked: _Asked, final: bool, error: str = "") -> bytes:
+    def _of_request(asked: Asked, final: bool, error: str = "") -> bytes:
         """An answer that says nothing but which request it is for, and perhaps why that failed."""
         message = pb.ModelStreamInferResponse(error_message=error)
         answer = message.infer_response
-        answer.id = asked.request.id
-        answer.model_name = asked.message.model_name
-        answer.model_version = asked.message.model_version
+        answer.id = asked.id
+        answer.model_name = asked.model_name
+        answer.model_version = asked.version
         answer.parameters["triton_final_response"].bool_param = final
         return bytes(message.SerializeToString())
 
@@ -464,11 +346,3 @@ class _Stream:
             for _ in range(owed):
                 if ticket.flow is not None:
                     ticket.flow.take()
-
-
-def _attempt(asked: _Asked, call: Call) -> WorkbenchError | None:
-    try:
-        asked.read(call)
-    except WorkbenchError as error:
-        return error
-    return None

@@ -59,6 +59,16 @@ def timeout_s(value: bytes) -> float | None:
     return int(digits) * unit
 
 
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
 def framed(parts: Sequence[Buffer]) -> bytes:
     """One message, uncompressed, with its framing."""
     size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
