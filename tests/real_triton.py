@@ -51,7 +51,8 @@ def real_triton(
                 threading.Event().wait(0.25)
         yield Addresses(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics", f"127.0.0.1:{grpc}")
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for left in Path("/dev/shm").glob(f"{region}*"):  # one for each instance: the server was killed
             left.unlink(missing_ok=True)

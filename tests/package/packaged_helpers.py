@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 from numpy import exp
+from numpy.typing import NDArray
 
 SCALE = 2.5
 LABELS = ("cold", "warm", "hot")
@@ -81,3 +82,13 @@ def random(x: np.ndarray) -> np.ndarray:
 
 
 nameless = lambda x: x  # noqa: E731
+
+
+def weighed(x: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+    """An input that need not be there."""
+    return x if weight is None else (x * weight).astype(np.float32)
+
+
+def hinted(x: NDArray[np.float32], n: NDArray[np.integer]) -> NDArray[np.float32]:
+    """Hints name data types."""
+    return x * n.astype(np.float32)

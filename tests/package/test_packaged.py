@@ -256,7 +256,7 @@ def test_packaging_on_the_command_line(to: Path, tmp_path: Path, capsys: pytest.
     assert main(["package", file, "--to", str(to), "--name", "twice", "--max-batch-size", "16", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["directory"] == str(to / "twice")
-    assert said["inputs"] == [{"name": "x", "datatype": "FP32", "dims": [4]}]
+    assert said["inputs"] == [{"name": "x", "datatype": "FP32", "dims": [4], "optional": False}]
     np.savez(tmp_path / "examples.npz", x=ROWS)
     source = f"{Path(helpers.__file__)}:score"
     assert main(["package", source, "--to", str(to), "--example-inputs", str(tmp_path / "examples.npz")]) == 0

@@ -32,10 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--example-inputs",
         metavar="FILE",
-        help=".npz or .npy (arrays with the batch axis), or a .json as perf_analyzer's --input-data (rows)",
+        help=".npz or .npy (arrays with the batch axis), a .csv (a table, for an estimator), or a .json as "
+        "perf_analyzer's --input-data (rows)",
     )
     parser.add_argument(
         "--output", action="append", default=[], metavar="NAME", help="an output's name; may be repeated"
+    )
+    parser.add_argument(
+        "--inputs",
+        choices=("one", "columns", "dtypes"),
+        help="of a table: all columns in one, one for each column, or one for each data type",
     )
     parser.add_argument("--max-batch-size", type=int, metavar="N", help="0 for none (default: tried on the examples)")
     parser.add_argument("--force", action="store_true", help="replace the model of this name")
@@ -53,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         thing = _function(Path(f"{file}.py"), function)
     made = package(
         thing, name, example_inputs=_examples(args.example_inputs), to=args.to, outputs=args.output,
-        max_batch_size=args.max_batch_size, overwrite=args.force,
+        max_batch_size=args.max_batch_size, inputs=args.inputs, overwrite=args.force,
     )  # fmt: skip
     if args.json:
         tensors = {
@@ -91,8 +97,12 @@ def _examples(path: str | None) -> Any:
             return dict(arrays)
     if path.endswith(".npy"):
         return np.load(path)
+    if path.endswith(".csv"):
+        import pandas as pd
+
+        return pd.read_csv(path)
     if not path.endswith(".json"):
-        raise InvalidRequest(f"example inputs are read from .npz, .npy or .json, not from {path}")
+        raise InvalidRequest(f"example inputs are read from .npz, .npy, .csv or .json, not from {path}")
     rows = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
     return [{name: _row(value)[None] for name, value in row.items()} for row in rows]
 

@@ -1,4 +1,4 @@
-"""scikit-learn and XGBoost: an estimator beside a model.py that loads it. Other estimators of their kind go too."""
+"""scikit-learn, XGBoost, LightGBM: an estimator beside a model.py that loads it. Others of their kind go too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from workbench.errors import InvalidRequest, Unsupported
 from workbench.package.made import Made, Wish
 from workbench.package.model_py import render
 from workbench.package.source import requirements
-from workbench.package.tensors import Feed, as_array, as_feeds, named, signature
-
-INPUT = "input"
+from workbench.package.table import ONE, Table, is_table, plan
+from workbench.package.tensors import Feed, as_feeds, named, signature
 
 
 def is_estimator(thing: Any) -> bool:
@@ -22,8 +21,8 @@ def is_estimator(thing: Any) -> bool:
 
 
 def is_booster(thing: Any) -> bool:
-    """Whether it is XGBoost's own booster."""
-    return type(thing).__name__ == "Booster" and _family(thing) == "xgboost"
+    """Whether it is the own booster of XGBoost or LightGBM."""
+    return type(thing).__name__ == "Booster" and _family(thing) in ("xgboost", "lightgbm")
 
 
 def _family(thing: Any) -> str:
@@ -33,27 +32,24 @@ def _family(thing: Any) -> str:
 def from_estimator(estimator: Any, wish: Wish) -> Made:
     """A model.py and the estimator's file.
 
-    Outputs: ``label`` and, where it tells them, ``probabilities`` of a classifier; ``prediction`` of the others.
+    Outputs: ``label`` and, where it tells them, ``probabilities`` of a classifier; ``prediction`` of the others. A
+    classifier of several labels has its probabilities as ``probabilities_0``, ``probabilities_1``, ...
 
     Raises:
         InvalidRequest: an example does not fit the estimator, or an output is not one of its own.
         Unsupported: joblib is not installed.
     """
-    columns = _columns(wish.examples)
-    feeds = as_feeds(wish.examples, [INPUT], what=f"a {type(estimator).__name__}")
-    if len(feeds[0]) != 1:
-        raise InvalidRequest("an estimator has one input, a table with one row for each sample")
-    (name,) = feeds[0]
+    table, feeds = _feeds(estimator, wish)
     calls = _calls(estimator, wish.outputs)
-    lines, load, imports = _lines(estimator, name, columns, calls)
 
     def call(feed: Feed) -> Feed:
-        table = _table(estimator, feed[name], columns)
-        return named({output: getattr(estimator, method)(table) for output, method in calls.items()}, ())
+        given = _given(estimator, feed, table)
+        return named(_flat({output: getattr(estimator, method)(given) for output, method in calls.items()}), ())
 
     found, answers = signature(call, feeds, batching=wish.batching)
     file, content, modules = _saved(estimator)
-    needs = requirements(modules | ({"pandas"} if columns else set()))
+    lines, load, imports = _lines(estimator, next(iter(feeds[0])), table, calls, list(answers[0]))
+    needs = requirements(modules | ({"pandas"} if table is not None else set()))
     title = f"A {type(estimator).__name__} of {_family(estimator)}."
     model = render(
         title, found, feeds, answers, call="\n".join(lines), load=load.format(file=file), imports=imports, needs=needs
@@ -62,12 +58,24 @@ def from_estimator(estimator: Any, wish: Wish) -> Made:
     return Made("python", found, feeds, answers, {"model.py": model, file: content}, comment, tuple(needs))
 
 
-def _columns(examples: Any) -> list[str] | None:
-    """The names of a table's columns, for an estimator that was fitted on named ones."""
-    if hasattr(examples, "columns") and hasattr(examples, "to_numpy"):
-        as_array(INPUT, examples)
-        return [str(column) for column in examples.columns]
-    return None
+def _feeds(estimator: Any, wish: Wish) -> tuple[Table | None, list[Feed]]:
+    """The examples, and how tables become inputs, where they are tables."""
+    examples = wish.examples if isinstance(wish.examples, list) else [wish.examples]
+    if examples and all(map(is_table, examples)):
+        table = plan(examples[0], wish.inputs)
+        return table, [table.feed(each) for each in examples]
+    if wish.inputs is not None:
+        raise InvalidRequest(
+            f"inputs='{wish.inputs}' says how a table becomes inputs, the examples are no table",
+            hint="give example_inputs as a pandas DataFrame",
+        )
+    feeds = as_feeds(wish.examples, [ONE], what=f"a {type(estimator).__name__}")
+    if len(feeds[0]) != 1:
+        raise InvalidRequest(
+            "an estimator has one input, a table with one row for each sample",
+            hint="an input for each column: give example_inputs as a pandas DataFrame with inputs='columns'",
+        )
+    return None, feeds
 
 
 def _calls(estimator: Any, wanted: tuple[str, ...]) -> dict[str, str]:
@@ -83,43 +91,62 @@ def _calls(estimator: Any, wanted: tuple[str, ...]) -> dict[str, str]:
     return {output: method for output, method in calls.items() if not wanted or output in wanted}
 
 
-def _table(estimator: Any, array: Any, columns: list[str] | None) -> Any:
-    if is_booster(estimator):
-        import xgboost
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """A list of arrays (the probabilities of several labels) as an output each."""
+    found: dict[str, Any] = {}
+    for output, value in values.items():
+        if isinstance(value, list) and all(hasattr(each, "shape") for each in value):
+            found |= {f"{output}_{index}": each for index, each in enumerate(value)}
+        else:
+            found[output] = value
+    return found
 
-        return xgboost.DMatrix(array, feature_names=columns or estimator.feature_names)
-    if columns is None:
-        return array
-    import pandas as pd
 
-    return pd.DataFrame(array, columns=columns)
+def _given(estimator: Any, feed: Feed, table: Table | None) -> Any:
+    """What the estimator is given for a request."""
+    given = next(iter(feed.values())) if table is None else table.frame(feed)
+    if not is_booster(estimator) or _family(estimator) != "xgboost":
+        return given
+    import xgboost
+
+    if table is not None:
+        return xgboost.DMatrix(given, enable_categorical=True)
+    return xgboost.DMatrix(given, feature_names=estimator.feature_names)
 
 
 def _lines(
-    estimator: Any, name: str, columns: list[str] | None, calls: dict[str, str]
+    estimator: Any, name: str, table: Table | None, calls: dict[str, str], outputs: list[str]
 ) -> tuple[list[str], str, list[str]]:
     """The lines of ``call``, those of ``load``, and imports."""
+    imports, load = ["import joblib"], 'self.model = joblib.load(os.path.join(here, "{file}"))'
+    family, kind = _family(estimator), type(estimator).__name__
     if is_booster(estimator):
-        imports, load = ["import xgboost"], 'self.model = xgboost.Booster(model_file=os.path.join(here, "{file}"))'
-        names = columns or estimator.feature_names
-        lines = [f"table = xgboost.DMatrix(feed[{name!r}], feature_names={names!r})"]
-    else:
-        if _family(estimator) == "xgboost":
-            kind = type(estimator).__name__
-            imports = ["import xgboost"]
-            load = f'self.model = xgboost.{kind}()\nself.model.load_model(os.path.join(here, "{{file}}"))'
-        else:
-            imports, load = ["import joblib"], 'self.model = joblib.load(os.path.join(here, "{file}"))'
-        lines = [f"table = feed[{name!r}]"]
-        if columns is not None:
-            imports.append("import pandas")
-            lines = [f"table = pandas.DataFrame(feed[{name!r}], columns={columns!r})"]
-    entries = ", ".join(f"{output!r}: self.model.{method}(table)" for output, method in calls.items())
-    return [*lines, f"return {{{entries}}}"], load, imports
+        imports, load = (
+            [f"import {family}"],
+            f'self.model = {family}.Booster(model_file=os.path.join(here, "{{file}}"))',
+        )
+    elif family == "xgboost":
+        imports = ["import xgboost"]
+        load = f'self.model = xgboost.{kind}()\nself.model.load_model(os.path.join(here, "{{file}}"))'
+    lines = [f"table = feed[{name!r}]"]
+    if table is not None:
+        imports.append("import pandas")
+        lines = table.source().splitlines()
+    if is_booster(estimator) and family == "xgboost":
+        how = f"feature_names={estimator.feature_names!r}" if table is None else "enable_categorical=True"
+        lines.append(f"table = xgboost.DMatrix(table, {how})")
+    lines += [f"{output} = self.model.{method}(table)" for output, method in calls.items()]
+    entries = []
+    for output in outputs:
+        whole, _, index = output.rpartition("_")
+        entries.append(f"{output!r}: " + (output if output in calls else f"{whole}[{index}]"))
+    return [*lines, f"return {{{', '.join(entries)}}}"], load, imports
 
 
 def _saved(estimator: Any) -> tuple[str, bytes, set[str]]:
     """The file's name, its bytes, and the modules that read it."""
+    if is_booster(estimator) and _family(estimator) == "lightgbm":
+        return "model.txt", estimator.model_to_string().encode(), {"lightgbm"}
     if _family(estimator) == "xgboost":
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.ubj"

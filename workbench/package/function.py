@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 from types import FunctionType
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -29,12 +30,15 @@ def from_function(function: FunctionType, wish: Wish) -> Made:
             hint="give it one parameter for each input",
         )
     names = [each.name for each in parameters]
-    feeds = as_feeds(wish.examples, names, what=f"the function '{function.__name__}'")
     needed = {each.name for each in parameters if each.default is each.empty}
-    if not needed <= set(feeds[0]) <= set(names):
-        raise InvalidRequest(
-            f"function '{function.__name__}' takes {', '.join(names)}, the examples have {', '.join(feeds[0])}"
-        )
+    what = f"the function '{function.__name__}'"
+    feeds = as_feeds(wish.examples, names, what=what, optional=set(names) - needed)
+    for feed in feeds:
+        if not needed <= set(feed) <= set(names):
+            raise InvalidRequest(
+                f"function '{function.__name__}' takes {', '.join(names)}, the examples have {', '.join(feed)}"
+            )
+    feeds = _as_hinted(function, feeds)
     source = capture(function)
 
     def call(feed: Feed) -> Feed:
@@ -59,3 +63,34 @@ def from_function(function: FunctionType, wish: Wish) -> Made:
     )  # fmt: skip
     comment = f"The function {function.__name__} of {function.__module__}. It needs {', '.join(needs)}."
     return Made("python", found, feeds, answers, version, comment, tuple(needs))
+
+
+def _as_hinted(function: FunctionType, feeds: list[Feed]) -> list[Feed]:
+    """Examples of the data types that the function's hints name: ``NDArray[np.float32]``. Others stay as they are.
+
+    An example is often written as a list, whose numbers are of 64 bits.
+    """
+    try:
+        hints = get_type_hints(function)
+    except Exception:  # a hint that names what is not there is nobody's fault
+        return feeds
+    dtypes = {name: dtype for name, hint in hints.items() if (dtype := _dtype_of(hint)) is not None}
+    return [
+        {
+            name: array.astype(dtypes[name]) if name in dtypes and array.dtype.kind in "biuf" else array
+            for name, array in feed.items()
+        }
+        for feed in feeds
+    ]
+
+
+def _dtype_of(hint: Any) -> np.dtype[Any] | None:
+    """The data type in ``NDArray[np.float32]``, also where None is allowed beside it."""
+    for part in (hint, *get_args(hint)):
+        if get_origin(part) is not np.ndarray:
+            continue
+        for scalar in get_args(get_args(part)[-1]):
+            if isinstance(scalar, type) and issubclass(scalar, np.bool_ | np.integer | np.floating):
+                with contextlib.suppress(TypeError):  # an abstract one: np.integer
+                    return np.dtype(scalar) if scalar not in (np.integer, np.floating) else None
+    return None

@@ -62,12 +62,15 @@ def _entry(spec: Tensor, reshapes: bool) -> str:
     lines += [f"    dims: [ {dims} ]"]
     if reshapes and not spec.dims:
         lines += ["    reshape { shape: [ ] }"]
+    lines += ["    optional: true"] if spec.optional else []
     return "  {\n" + "\n".join(lines) + "\n  }"
 
 
 def _warmup(signature: Signature, example: Feed) -> str:
     lines = ["model_warmup [", "  {", '    name: "first_example"', "    batch_size: 1", "    count: 1"]
     for index, spec in enumerate(signature.inputs):
+        if spec.name not in example:
+            continue
         row = rows_of(example, signature)[0][spec.name]
         lines += [
             "    inputs {", f"      key: {json.dumps(spec.name)}", "      value {",
@@ -108,6 +111,8 @@ def write(
     warmup = directory / "warmup"
     warmup.mkdir()
     for index, spec in enumerate(signature.inputs):
+        if spec.name not in rows[0]:
+            continue
         array = _native(rows[0][spec.name])
         tensor = WireTensor(spec.name, spec.datatype, array.shape, array)
         (warmup / f"input_{index}").write_bytes(bytes(to_buffer(tensor)))
@@ -115,6 +120,7 @@ def write(
         {
             spec.name: _example(directory, f"{number}_{index}", row[spec.name])
             for index, spec in enumerate(signature.inputs)
+            if spec.name in row
         }
         for number, row in enumerate(rows)
     ]

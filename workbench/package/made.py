@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.package.table import Inputs
 from workbench.package.tensors import Feed, Signature
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What was asked for: a name, example inputs, names of outputs, whether requests may share a batch (None: try)."""
+    """What was asked for: a name, example inputs, names of outputs, whether requests may share a batch (None: try).
+
+    ``inputs``: how a table becomes inputs.
+    """
 
     name: str
     examples: Any
     outputs: tuple[str, ...] = ()
     batching: bool | None = None
+    inputs: Inputs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,10 @@ def _received(request):
     """The inputs of a request as they were when this was packaged."""
     feed = {{}}
     for name, (text, flat) in _INPUTS.items():
-        array = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        if tensor is None:  # an optional one
+            continue
+        array = tensor.as_numpy()
         if text:
             array = _np.array([item.decode() for item in array.flat], dtype=text).reshape(array.shape)
         feed[name] = array[..., 0] if flat else array
@@ -71,11 +74,11 @@ class TritonPythonModel:
     def execute(self, requests):
         """Answers a batch with one call; where that fails, each request with one of its own."""
         feeds = [_received(request) for request in requests]
-        if len(feeds) == 1 or not _BATCHES:
+        if len(feeds) == 1 or not _BATCHES or any(feed.keys() != feeds[0].keys() for feed in feeds):
             return [self.answer(feed, request) for feed, request in zip(feeds, requests)]
         ends = _np.cumsum([len(next(iter(feed.values()))) for feed in feeds])[:-1]
         try:
-            together = {{name: _np.concatenate([feed[name] for feed in feeds]) for name in _INPUTS}}
+            together = {{name: _np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}}
             outputs = _tensors(self.call(together), list(_OUTPUTS))
             parts = {{name: _np.split(array, ends) for name, array in outputs.items()}}
         except Exception:
@@ -129,7 +132,8 @@ def render(
         needs: packages that it needs, as requirements.
     """
     flat = {spec.name: signature.batching and not spec.dims for spec in (*signature.inputs, *signature.outputs)}
-    inputs = {name: (_text(array), flat[name]) for name, array in feeds[0].items()}
+    given = {name: array for feed in reversed(feeds) for name, array in feed.items()}
+    inputs = {spec.name: (_text(given[spec.name]), flat[spec.name]) for spec in signature.inputs}
     outputs = {name: (_dtype(array), flat[name]) for name, array in answers[0].items()}
     text = _TEMPLATE.format(
         title=title,

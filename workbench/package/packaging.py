@@ -18,6 +18,7 @@ from workbench.config import ConfigDocument, complete_backend, normalize, to_jso
 from workbench.errors import AlreadyExists, InvalidRequest, NotFound, Unsupported, WorkbenchError
 from workbench.package.layout import config_text, over_the_wire, write
 from workbench.package.made import Made, Wish
+from workbench.package.table import WAYS, Inputs
 from workbench.package.tensors import Feed, Signature, alike
 from workbench.protocol.json_data import dumps
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
@@ -44,7 +45,9 @@ class Packaged:
 
     def __repr__(self) -> str:
         def tensors(specs: Sequence[Any]) -> str:
-            return ", ".join(f"{spec.name} {spec.datatype} {list(spec.dims or (1,))}" for spec in specs)
+            return ", ".join(
+                f"{spec.name} {spec.datatype} {list(spec.dims or (1,))}{' optional' * spec.optional}" for spec in specs
+            )
 
         batching = f"max_batch_size {self.max_batch_size}" if self.max_batch_size else "no batching"
         if self.signature.why:
@@ -67,6 +70,7 @@ def package(
     to: str | Path,
     outputs: Sequence[str] = (),
     max_batch_size: int | None = None,
+    inputs: Inputs | None = None,
     overwrite: bool = False,
 ) -> Packaged:
     """Writes a model directory: config.pbtxt, sources and weights, warm-up, example inputs. Real Triton loads it.
@@ -80,11 +84,15 @@ def package(
             estimator that is fitted, or a function of arrays.
         name: of the model.
         example_inputs: one request or a list of several, as name -> array with the batch axis; one array for a thing
-            with one input; a tuple in the order of the inputs. An ONNX file whose sizes are fixed needs none. What
-            differs in size from one example to the other is variable (-1).
+            with one input; a table for an estimator; a tuple in the order of the inputs. An ONNX file whose sizes are
+            fixed needs none. What differs in size from one example to the other is variable (-1); a function's
+            parameter that has a default, and that not all examples have, is an optional input.
         to: the model repository.
         outputs: their names, where a thing gives several or the one is not to be called ``output``.
         max_batch_size: 0 for a thing that takes no batch; None tries it on the examples.
+        inputs: how a table (a pandas DataFrame, for an estimator) becomes inputs: ``one``, ``columns`` (one for each,
+            by its name) or ``dtypes`` (one for each data type, by its name: ``float64``, ``int64``, ``bool``,
+            ``text``). None is ``one`` where all columns have the same data type, else ``columns``.
         overwrite: replace the model of this name, its tuned configuration included.
 
     Raises:
@@ -103,8 +111,10 @@ def package(
         )
     if max_batch_size is not None and max_batch_size < 0:
         raise InvalidRequest(f"max_batch_size is {max_batch_size}", hint="0 for no batching")
+    if inputs is not None and inputs not in WAYS:
+        raise InvalidRequest(f"inputs is {inputs!r}", hint=f"one of: {', '.join(WAYS)}")
     batching = None if max_batch_size is None else max_batch_size > 0
-    made = _make(thing, Wish(name, example_inputs, tuple(outputs), batching))
+    made = _make(thing, Wish(name, example_inputs, tuple(outputs), batching, inputs))
     size = (max_batch_size or MAX_BATCH_SIZE) if made.signature.batching else 0
     text = config_text(
         name, made.backend, made.signature, made.feeds[0], max_batch_size=size, comment=made.comment,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class Tensor:
     name: str
     datatype: str
     dims: tuple[int, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Signature:
     why: str = ""
 
 
-def as_feeds(examples: Any, names: Sequence[str], *, what: str) -> list[Feed]:
+def as_feeds(examples: Any, names: Sequence[str], *, what: str, optional: Collection[str] = ()) -> list[Feed]:
     """Example inputs as one dictionary a request.
 
     Args:
@@ -50,6 +51,7 @@ def as_feeds(examples: Any, names: Sequence[str], *, what: str) -> list[Feed]:
             tuple of arrays, in the order of the inputs.
         names: the names of the inputs, as far as the model has some.
         what: the model, for errors.
+        optional: inputs that an example need not have.
 
     Raises:
         InvalidRequest: they are none of that, or a value is no tensor.
@@ -67,8 +69,13 @@ def as_feeds(examples: Any, names: Sequence[str], *, what: str) -> list[Feed]:
         requests = [dict(zip(_enough(names, len(examples)), examples, strict=False))]
     else:
         requests = [{_enough(names, 1)[0]: examples}]
-    if any(set(each) != set(requests[0]) for each in requests):
-        raise InvalidRequest("every example is to have the same inputs", hint="optional inputs cannot be packaged")
+    everything = dict.fromkeys(name for each in requests for name in each)
+    missing = {name for each in requests for name in everything if name not in each and name not in optional}
+    if missing:
+        raise InvalidRequest(
+            f"every example is to have the same inputs: not all have {', '.join(sorted(missing))}",
+            hint="only a function's parameters with a default may be left out",
+        )
     return [{name: as_array(name, value) for name, value in each.items()} for each in requests]
 
 
@@ -138,16 +145,19 @@ def signature(call: Call, feeds: Sequence[Feed], *, batching: bool | None) -> tu
 def specs(feeds: Sequence[Feed], skip: int) -> tuple[Tensor, ...]:
     """The tensors of some requests, without the first ``skip`` axes; a dimension that differs is -1.
 
+    What one of them has not is optional.
+
     Raises:
         InvalidRequest: a tensor has another datatype or another number of axes from one request to the other.
     """
     out = []
-    for name, first in feeds[0].items():
-        shapes = [feed[name].shape[skip:] for feed in feeds]
-        if len({len(shape) for shape in shapes}) > 1 or len({wire(feed[name]) for feed in feeds}) > 1:
+    for name in dict.fromkeys(name for feed in feeds for name in feed):
+        found = [feed[name] for feed in feeds if name in feed]
+        shapes = [array.shape[skip:] for array in found]
+        if len({len(shape) for shape in shapes}) > 1 or len({wire(array) for array in found}) > 1:
             raise InvalidRequest(f"'{name}' differs in datatype or number of axes from one example to the other")
         dims = tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
-        out.append(Tensor(name, wire(first), dims))
+        out.append(Tensor(name, wire(found[0]), dims, len(found) < len(feeds)))
     return tuple(out)
 
 
