@@ -168,6 +168,8 @@ class _Client:
             return
         if not isinstance(given, dict) or "outputs" in given or len(given.get("inputs", ())) != 1:
             return
+        if 0 in given["inputs"][0]["shape"]:
+            return  # a tensor without elements: its data are not looked at
         (output,) = answer.document()["outputs"]
         leaves = _leaves(given["inputs"][0]["data"])
         if MODELS[case.model][0] == "FP32":

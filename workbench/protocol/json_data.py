@@ -63,6 +63,8 @@ def loads(text: Buffer) -> Any:
         try:
             return json.loads(plain)
         except json.JSONDecodeError:
+            if len(plain) > _MENDED_UP_TO or ("Inf" not in plain and "-NaN" not in plain):
+                raise
             return json.loads(_ODD_NUMBERS.sub(_as_python_has_it, plain))
     except RecursionError:
         raise InvalidRequest(_DEPTH_TEXT) from None
@@ -71,7 +73,9 @@ def loads(text: Buffer) -> Any:
 
 
 _BOM = b"\xef\xbb\xbf"
-_ODD_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*"|-?\b(?:Inf|NaN)\b')
+_MENDED_UP_TO = 64 * 1024  # Inf for Infinity is rare, and looking for it slow: a large body must not hold the loop
+# a string, also one without an end, is passed over in one go: looking again from its middle would take for ever
+_ODD_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|-?\b(?:Inf|NaN)\b', re.DOTALL)
 _PYTHONS = {"Inf": "Infinity", "-Inf": "-Infinity", "-NaN": "NaN"}
 
 
@@ -210,16 +214,33 @@ def _check_size(name: str, count: int, itemsize: int, max_size: int) -> None:
 def _flatten(data: list[Any], prefix: str) -> list[Any]:
     """The leaves in order. Levels where everything is a list are joined at C speed."""
     flat = data
-    for _ in range(MAX_NESTING - 2):  # the deepest leaves that Triton takes are inside 99 arrays
+    for level in range(MAX_NESTING - 2):  # the deepest leaves that Triton takes are inside 99 arrays
         kinds = set(map(type, flat))
         if list not in kinds:
             return flat
         if len(kinds) == 1:
             flat = list(chain.from_iterable(flat))
         else:  # leaves beside lists: odd, but Triton takes it
-            flat = list(chain.from_iterable(item if type(item) is list else (item,) for item in flat))
+            return _flatten_uneven(flat, MAX_NESTING - 2 - level, prefix)
     if list in set(map(type, flat)):
         raise InvalidRequest(prefix + _DEPTH_TEXT)
+    return flat
+
+
+def _flatten_uneven(data: list[Any], depth: int, prefix: str) -> list[Any]:
+    """The leaves in order, at most ``depth`` lists deep; each is looked at once."""
+    flat: list[Any] = []
+    stack = [iter(data)]
+    while stack:
+        for item in stack[-1]:
+            if type(item) is list:
+                stack.append(iter(item))
+                break
+            flat.append(item)
+        else:
+            stack.pop()
+        if len(stack) > depth + 1:
+            raise InvalidRequest(prefix + _DEPTH_TEXT)
     return flat
 
 

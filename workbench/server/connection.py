@@ -25,6 +25,10 @@ hold its place for ever."""
 
 _JOIN_BELOW = 64 * 1024
 _HIGH_WATER = 1024 * 1024
+_LONG_HEAD = f"request head exceeds {MAX_HEAD_BYTES} bytes"
+_MANY_CHUNKS = (
+    f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
+)
 _KEEP = b"\r\nConnection: keep-alive\r\n\r\n"
 
 _REASONS = {
@@ -86,6 +90,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._incoming: Exchange | None = None
         self._body = Body()
+        self._piece = 0  # bytes of what came last
         self._head_bytes = 0
         self._head_done = False
         self._body_bytes = 0  # that came after the head, with a chunked body's framing and trailers
@@ -160,11 +165,12 @@ class HttpConnection(asyncio.Protocol):
         """Bytes from the client."""
         if self._deaf:
             return
-        self._received += len(data)
+        self._piece = size = len(data)
+        self._received += size
         if not self._head_done:
-            self._head_bytes += len(data)
+            self._head_bytes += size
         elif self._incoming is not None:
-            self._body_bytes += len(data)
+            self._body_bytes += size
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -173,7 +179,7 @@ class HttpConnection(asyncio.Protocol):
             if not self._deaf:
                 self._refuse(400, f"malformed HTTP request: {error}")
         if not self._head_done and self._head_bytes > MAX_HEAD_BYTES and not self._deaf:
-            self._refuse(431, f"request head exceeds {MAX_HEAD_BYTES} bytes")
+            self._refuse(431, _LONG_HEAD)
         elif self._incoming is not None and not self._deaf:
             framing = self._body_bytes - self._body.size
             if framing > MAX_HEAD_BYTES + MAX_FRAMING_BYTES * self._body.chunks:
@@ -220,6 +226,11 @@ class HttpConnection(asyncio.Protocol):
             return
         parser = self._parser
         self._head_done = True
+        if self._piece > MAX_HEAD_BYTES or self._head_bytes > MAX_HEAD_BYTES:  # it may have come whole, in one piece
+            size = len(exchange.path) + sum(len(name) + len(value) + 4 for name, value in exchange.headers.items())
+            if size > MAX_HEAD_BYTES:
+                self._refuse(431, _LONG_HEAD)
+                return
         self._head_bytes = 0
         self._body_bytes = self._progress = 0
         self._ages[1] = 0
@@ -251,19 +262,17 @@ class HttpConnection(asyncio.Protocol):
     def on_chunk_header(self) -> None:
         """A chunk of a chunked body begins."""
         self._body.chunks += 1
-        if self._body.chunks > MAX_CHUNKS + 1 and not self._deaf:
-            self._refuse(
-                400,
-                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. "
-                "Send fewer or larger HTTP chunks.",
-            )
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
         if self._deaf or self._incoming is None:
             return
         self._body.add(data)
-        if self._body.chunks and self._body.size > self.server.max_chunked_bytes:
+        if not self._body.chunks:
+            return
+        if self._body.chunks > MAX_CHUNKS:
+            self._refuse(400, _MANY_CHUNKS)
+        elif self._body.size > self.server.max_chunked_bytes:
             refusal = self.server.application.early_refusal(self._incoming, self._body.size)
             self._refuse(*(refusal or (413, f"request body exceeds {self.server.max_chunked_bytes} bytes")))
 
