@@ -58,7 +58,7 @@ class PythonBackend:
             child = keeper.spawn(interpreter(context), context.name).result()
             try:
                 questions = Questions(context.host, context.name)
-                text = _ask(child, _setup(context, path, "auto_complete", self.shared), context.name, questions)
+                text = _ask(child, _setup(context, path, "auto_complete", self.shared), context, questions)
             finally:
                 child.sock.close()
                 questions.close()
@@ -211,13 +211,17 @@ def may_auto_complete(path: Path, model_dir: Path) -> bool:
     return any("auto_complete_config" in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
-def _ask(child: Child, setup: dict[str, Any], name: str, questions: Questions) -> str:
+def _ask(child: Child, setup: dict[str, Any], context: ModelContext, questions: Questions) -> str:
     """Sends the order to a process and waits for READY, with a limit; log lines are dropped here.
+
+    The limit is that on ``initialize`` where there is one.
 
     What the model asks meanwhile is answered, but for inference: nested requests are for the time after.
     """
+    name, clock = context.name, context.host.clock
+    limit_s = limits(context).get("initialize_s") or AUTO_COMPLETE_LIMIT_S
     sock: socket.socket = child.sock
-    sock.settimeout(AUTO_COMPLETE_LIMIT_S)
+    sock.settimeout(limit_s)
     with contextlib.suppress(OSError):  # it has died: the stream ends
         sock.sendall(b"".join(wire.encode(wire.SETUP, ((), setup))))
     reader = wire.FrameReader()
@@ -230,9 +234,12 @@ def _ask(child: Child, setup: dict[str, Any], name: str, questions: Questions) -
                 raise BackendError(str(frame.head[1][0]), where=name)
             if frame.kind == wire.CALL:
                 _answer(sock, frame.head[1], questions)
-        ready, _, _ = select.select([sock], [], [], AUTO_COMPLETE_LIMIT_S)
-        if not ready:
-            raise BackendError(f"auto_complete_config of model '{name}' took more than {AUTO_COMPLETE_LIMIT_S:g} s")
+        silent_since = clock()
+        while not select.select([sock], [], [], min(limit_s, 0.5))[0]:
+            if clock() - silent_since >= limit_s * 1e9:
+                raise BackendError(f"auto_complete_config of model '{name}' took more than {limit_s:g} s")
+            if not context.host.loop.is_running():
+                raise BackendError("the engine stopped while the model was loaded", where=name)
         try:
             alive = reader.read(sock) > 0
         except (OSError, MemoryError, wire.ProtocolError):

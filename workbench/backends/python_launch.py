@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Literal
@@ -152,15 +153,23 @@ class Keeper:
                         if job is None:
                             running = False
                         else:
-                            job()
+                            self._safely(job)
                 elif key.fileobj in self._pipes:  # else it went with its process just now
-                    self._read(key.fileobj, key.data)
+                    self._safely(partial(self._read, key.fileobj, key.data))
             for dying in list(self._dying):
-                self._look_at(dying)
+                self._safely(partial(self._look_at, dying))
         for pid in set(self._pipes.values()):
             self._drain(pid)
         self._selector.close()
         os.close(self._wake_read)
+
+    def _safely(self, job: Callable[[], object]) -> None:
+        """Whatever goes wrong with one process, the others need this thread."""
+        try:
+            job()
+        except Exception as error:
+            text = f"the keeper of the processes of '{self._model}': {type(error).__name__}: {error}"
+            self._host.log("error", text, model=self._model)
 
     def _look_at(self, dying: Dying) -> None:
         how = dying.child.how_ended()

@@ -1,7 +1,7 @@
 """How the processes of a Python model are run: limits, and when one that died is started again.
 
 Triton (2.51, tried) has neither: a process that hangs hangs for ever, one that died stays dead until its model is
-unloaded and loaded (a load alone does nothing where no file has changed), and every request for it fails after a second.
+unloaded and loaded (a load alone does nothing where no file has changed), and every request for it fails after 1 s.
 The limits are off by default; the restarts are not.
 """
 

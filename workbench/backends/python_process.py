@@ -274,8 +274,9 @@ class ProcessInstance:
         self._calls = ProcessCalls(self._host, self._flights, self._channel, self._questions)
         if hasattr(os, "pidfd_open"):
             # the end of the stream may not come: a process that the model forked holds the socket too
-            self._pidfd = os.pidfd_open(child.popen.pid)
-            self._loop.add_reader(self._pidfd, self._exited)
+            with contextlib.suppress(OSError):  # no descriptor is left: then the stream's end has to do
+                self._pidfd = os.pidfd_open(child.popen.pid)
+                self._loop.add_reader(self._pidfd, self._exited)
         if self._options.initialize_s:
             self._limit = self._loop.call_later(self._options.initialize_s, self._too_long_to_start)
         args = dict(self._options.setup["args"])
