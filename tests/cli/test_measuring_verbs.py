@@ -39,6 +39,17 @@ def test_profile_measures_a_range_and_stores_it(runs: str, capsys: pytest.Captur
     assert "concurrency 3" in capsys.readouterr().out
 
 
+def test_streams_have_a_table_of_their_own(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["profile", "magika", "--server", "cli-test", "--streaming", "--runs", runs, *FAST])
+    shown = capsys.readouterr().out
+    main(["runs", "show", "latest", "--runs", runs])
+    for text in (shown, capsys.readouterr().out):
+        assert "first p50 ms" in text
+        assert "between p99 ms" in text
+    main(["profile", "magika", "--server", "cli-test", "--runs", runs, *FAST])
+    assert "first p50 ms" not in capsys.readouterr().out
+
+
 def test_a_sweep_is_exported_with_its_best_configuration(
     runs: str, tmp_path: Path, repository: Path, server: WorkbenchServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

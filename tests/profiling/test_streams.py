@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scripted_target import INPUTS, ScriptedServer, ScriptedTarget
 
+import workbench as wb
 from workbench.errors import InvalidRequest
 from workbench.profiling import Load, Measurer, Point, ServerTarget, SweepOptions, measure, sweep
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
@@ -181,3 +182,45 @@ def test_inputs_that_generate_cannot_carry_are_refused_in_words() -> None:
         with pytest.raises(InvalidRequest, match=r"cannot carry input 'X' of shape \[2, 4\]") as caught:
             measure(target, "m", load, inputs={"X": np.zeros((2, 4), np.float32)})
     assert "batch_size 1" in caught.value.hint
+
+
+COUNTER = """\
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(4):
+                time.sleep(0.02 if number == 0 else 0.01)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([number], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNTER_CONFIG = """\
+name: "counter" backend: "python" max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+instance_group [ { count: 2 kind: KIND_CPU } ]
+"""
+
+
+@pytest.mark.parametrize("where", ["Engine", "serve"])
+def test_a_decoupled_python_model_is_measured_in_the_kernel_and_over_http(tmp_path: Path, where: str) -> None:
+    (tmp_path / "counter" / "1").mkdir(parents=True)
+    (tmp_path / "counter" / "config.pbtxt").write_text(COUNTER_CONFIG)
+    (tmp_path / "counter" / "1" / "model.py").write_text(COUNTER)
+    with getattr(wb, where)(tmp_path) as server:
+        point = server.profile("counter", concurrency=2, **short())
+    assert point.protocol == ("in-kernel" if where == "Engine" else "http")
+    assert point.failed == 0
+    assert point.n > 4
+    assert point.responses_per_request == 4
+    assert not any("counted" in reason or "lost" in reason for reason in point.reasons)  # the books agree
+    assert point.first_response_p50_ms > 19
+    assert point.between_responses_p50_ms > 9
+    assert point.p50_ms > 49
