@@ -314,5 +314,9 @@ def test_a_remote_triton_says_in_words_what_it_cannot(remote: Server, process: S
     with pytest.raises(Unsupported, match="tells no log lines over its connection") as caught:
         remote.logs()
     assert "read its own log" in caught.value.hint
+    panel = remote.panel("logs")
+    assert "tells no log lines over its connection" in panel._head.value
+    assert "docker logs" in panel._head.value
+    panel.close()
     assert remote.log_settings(log_verbose_level=2)["log_verbose_level"] == 2
     assert process.log_settings(log_verbose_level=0)["log_verbose_level"] == 0

@@ -189,6 +189,7 @@ class SessionState:
             WorkbenchError: at the first call: the server does not answer, or (a remote Triton) tells no lines.
         """
         if self._book is None:
+            self.server.check_logs()
             with self._polling:
                 book = LogBook()
                 read_into(book, self.server)

@@ -120,12 +120,16 @@ class TellingServer(ABC):
             Unsupported: a remote Triton tells no lines over its connection.
         """
         wanted = LogFilter(model, level, request, text, slower_than_ms, last)
+        self.check_logs()
+        return follow_logs(self, wanted, after) if follow else read_logs(self, wanted, after)
+
+    def check_logs(self) -> None:
+        """Raises ``Unsupported`` where this place tells no log lines (a remote Triton)."""
         if self.kind == "remote":
             raise Unsupported(
                 f"{self._who()} tells no log lines over its connection",
                 hint="read its own log (docker logs, kubectl logs), or serve its repository here",
             )
-        return follow_logs(self, wanted, after) if follow else read_logs(self, wanted, after)
 
     @abstractmethod
     def _log_settings(self, changes: Mapping[str, bool | int | str]) -> dict[str, Any]:
