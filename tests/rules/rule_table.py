@@ -51,6 +51,7 @@ ACTS: dict[str, str] = {
     "1.17a": "a waiting request that is cancelled leaves the queue and is answered CANCELLED without a text",
     "1.17b": "it counts as failure with the reason CANCELED",
     "1.17c": "a closed HTTP connection cancels",
+    "1.17d": "a gRPC cancellation cancels",
     # 2. priorities and queue policies
     "2.1a": "levels are 1 to priority_levels, 1 the highest",
     "2.1b": "without levels a priority is ignored",
@@ -217,7 +218,6 @@ CANNOT_ACT: dict[str, tuple[str, str]] = {
         "held to the documented meaning instead (1.12a), as the reference asks",
     ),
     "1.14": ("custom batching by batchstrategy.so", "C++ libraries against Triton's ABI are not loaded"),
-    "1.17d": ("a gRPC cancellation cancels", "there is no gRPC front end"),
     "3.10g": (
         "an output state of an unknown name is an error",
         "states are taken from the configured outputs; no backend makes one by name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,10 @@ class Wire:
         host, _, port = url.partition("://")[2].rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=20)
         self.h2 = ngh2.Connection(
-            ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=False, peer_max_concurrent_streams=10_000)
+            ngh2.Role.CLIENT,
+            ngh2.Configuration(
+                auto_window_update=False, peer_max_concurrent_streams=10_000, max_send_header_block_length=1 << 20
+            ),
         )
         self.h2.initiate_connection({ngh2.Setting.INITIAL_WINDOW_SIZE: window})
         if first:
@@ -173,8 +177,9 @@ class Wire:
                     head |= dict(event.headers)
                 elif isinstance(event, ngh2.DataReceived):
                     body += event.data
-                    self.h2.acknowledge_received_data(len(event.data), stream)
-                    self.flush()
+                    with contextlib.suppress(ngh2.NGH2Error, OSError):  # the server has gone
+                        self.h2.acknowledge_received_data(len(event.data), stream)
+                        self.flush()
                 elif isinstance(event, ngh2.StreamClosed):
                     status = head.get(b"grpc-status", b"-1")
                     return int(status), head.get(b"grpc-message", b"").decode(), body

@@ -129,7 +129,15 @@ def find_file(name: str) -> FileDescriptor | None:
 
 def find_symbol(name: str) -> FileDescriptor | None:
     """The file that declares a service, method, message or enum."""
-    return next(_found(lambda pool: pool.FindFileContainingSymbol(name)), None)
+    found = next(_found(lambda pool: pool.FindFileContainingSymbol(name)), None)
+    if found is not None:
+        return found
+    service, _, method = name.rpartition(".")  # pools do not know methods
+    found = next(_found(lambda pool: pool.FindFileContainingSymbol(service)), None)
+    if found is None:
+        return None
+    known = [each for each in found.services_by_name.values() if each.full_name == service]
+    return found if any(each.name == method for one in known for each in one.methods) else None
 
 
 def _found(find: Any) -> Iterator[FileDescriptor]:
