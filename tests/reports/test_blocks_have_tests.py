@@ -6,7 +6,10 @@ import ast
 import re
 from pathlib import Path
 
-HERE = "F01 F02 F03 F04 F05 F06 F11 F13 F16 F18 F20 F22 F23 F24 F25 F26 F28 F30 F32 F35 F37 F38 F49 F50 F51 F52 F56 F58 F61 F63 F65"
+HERE = (
+    "F01 F02 F03 F04 F05 F06 F11 F13 F16 F18 F20 F22 F23 F24 F25 "
+    "F26 F28 F30 F32 F35 F37 F38 F49 F50 F51 F52 F56 F58 F61 F63 F65"
+)
 ELSEWHERE = {
     "the repository: loading, polling, the index": "F39 F40 F41 F45 F46",
     "measuring": "F66",
