@@ -49,7 +49,11 @@ def failing_loads(engine: InferenceEngine, count: int) -> list[str]:
     ("fault", "text"),
     [
         ("exit", "failed to run warmup sample 'first': Stub process 'victim_0_"),
-        ("hangs", "message: execute took more than 1 s (WORKBENCH_EXECUTE_TIMEOUT_S): its process is ended"),
+        pytest.param(
+            "hangs",
+            "message: execute took more than 1 s (WORKBENCH_EXECUTE_TIMEOUT_S): its process is ended",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_fault_in_the_warm_up_fails_the_load(make_engine: Any, tmp_path: Path, fault: str, text: str) -> None:
@@ -95,6 +99,7 @@ def test_a_fault_in_initialize_fails_the_load(
     assert engine.is_model_ready("other")
 
 
+@pytest.mark.full
 def test_crashes_while_the_model_is_reloaded(make_engine: Any, tmp_path: Path) -> None:
     add_echo(tmp_path, "other")
     add_victim(tmp_path)
@@ -140,7 +145,9 @@ def test_a_crash_in_finalize_is_told_and_unloads_all_the_same(make_engine: Any, 
     wait_until(lambda: engine.repository_index()[0].get("reason") == "unloaded", 20)
 
 
-@pytest.mark.parametrize("pause", [0, 0.1, 0.3])
+@pytest.mark.parametrize(
+    "pause", [pytest.param(0, marks=pytest.mark.full), 0.1, pytest.param(0.3, marks=pytest.mark.full)]
+)
 def test_unloaded_while_it_is_started_again(make_engine: Any, tmp_path: Path, pause: float) -> None:
     add_victim(tmp_path, instances=2)
     engine = make_engine(tmp_path)
@@ -152,7 +159,14 @@ def test_unloaded_while_it_is_started_again(make_engine: Any, tmp_path: Path, pa
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("workbench-keeper")]
 
 
-@pytest.mark.parametrize("fault", ["hangs", "stops", "hangs with the GIL"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "hangs",
+        pytest.param("stops", marks=pytest.mark.full),
+        pytest.param("hangs with the GIL", marks=pytest.mark.full),
+    ],
+)
 def test_a_stop_ends_what_hangs_without_a_limit(make_engine: Any, tmp_path: Path, fault: str) -> None:
     add_victim(tmp_path, instances=1, limit_s=0)
     engine = make_engine(tmp_path)
@@ -208,6 +222,7 @@ def test_streams_end_with_an_error(make_engine: Any, tmp_path: Path) -> None:
     assert len([each for each in whole if each.outputs]) == 5
 
 
+@pytest.mark.full
 def test_a_slow_client_is_no_reason_to_end_a_stream(make_engine: Any, tmp_path: Path) -> None:
     add_stream(tmp_path, limit_s=0.4)
     engine = make_engine(tmp_path)
@@ -238,6 +253,7 @@ def test_sequences_of_the_dead_instance_end_and_others_go_on(make_engine: Any, t
     assert step(1, start=True).outputs[0].data[0] == 1
 
 
+@pytest.mark.full
 def test_a_cancelled_request_that_hangs_is_ended_by_the_limit(make_engine: Any, tmp_path: Path) -> None:
     add_victim(tmp_path, instances=1)
     engine = make_engine(tmp_path)
@@ -250,6 +266,7 @@ def test_a_cancelled_request_that_hangs_is_ended_by_the_limit(make_engine: Any, 
     assert ended[0].error is not None
 
 
+@pytest.mark.full
 def test_a_process_killed_from_outside_while_it_idles(make_engine: Any, tmp_path: Path) -> None:
     add_victim(tmp_path, instances=2)
     engine = make_engine(tmp_path)

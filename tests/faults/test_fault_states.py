@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asking import wait_until
+from asking import Asker, wait_until
 from fault_ledger import Holdings, back_to, error_of, ready, request
 from fault_models import NUMBERS, add_caller, add_echo, add_victim, parameter
 
@@ -96,9 +96,11 @@ def test_another_instance_takes_the_work_at_once(make_engine: Any, tmp_path: Pat
     add_victim(tmp_path, instances=2)
     engine = make_engine(tmp_path)
     mark(tmp_path, "hang_in_initialize")
-    assert error_of(engine, "victim", CRASH) is not None
-    for _ in range(20):
-        assert serves(engine)  # none of these waits for the instance that is down
+    crash, *others = Asker(engine).send([request("victim", CRASH), *(request("victim", 5) for _ in range(40))])
+    assert isinstance(crash.wait(30).error, InstanceDied)
+    for other in others:  # which were in the queue: none of them waits for the instance that is down
+        assert other.wait(30).error is None
+    assert serves(engine)
     assert not engine.is_model_ready("victim"), "all instances must be well, as in Triton"
     assert row_of(engine, "victim")["reason"].startswith("1 of 2 instances not healthy: Stub process 'victim_0_0'")
 
@@ -151,6 +153,7 @@ def test_new_instance_groups_replace_what_was_given_up(make_engine: Any, tmp_pat
     assert len(engine.snapshot().version("victim").instances) == 3
 
 
+@pytest.mark.full
 def test_a_model_that_works_in_between_is_never_given_up(make_engine: Any, tmp_path: Path) -> None:
     add_victim(tmp_path, instances=1, config=parameter("WORKBENCH_RESTARTS", 1))
     engine = make_engine(tmp_path)
@@ -170,6 +173,7 @@ def test_it_dies_in_initialize_when_it_is_started_again(make_engine: Any, tmp_pa
     assert "It exited with code 9. It is started again in 0.25 s." in why[1]
 
 
+@pytest.mark.full
 def test_initialize_raises_when_it_is_started_again(make_engine: Any, tmp_path: Path) -> None:
     add_victim(tmp_path, instances=1)
     engine = make_engine(tmp_path)
@@ -180,6 +184,7 @@ def test_initialize_raises_when_it_is_started_again(make_engine: Any, tmp_path: 
     assert "Initialize failed: ValueError: not now" in why[1]
 
 
+@pytest.mark.full
 def test_initialize_hangs_when_it_is_started_again(make_engine: Any, tmp_path: Path) -> None:
     add_victim(tmp_path, instances=1, config=parameter("WORKBENCH_INITIALIZE_TIMEOUT_S", 3))
     engine = make_engine(tmp_path)
@@ -223,6 +228,7 @@ def test_a_limit_that_makes_no_sense_is_refused(
     assert f"parameter {key} of model 'victim' is '{value}', expected {expected}" in caught.value.message
 
 
+@pytest.mark.full
 def test_the_backend_setting_is_for_all_models_and_a_parameter_goes_before_it(make_engine: Any, tmp_path: Path) -> None:
     add_victim(tmp_path, "all", instances=1, limit_s=0)
     add_victim(tmp_path, "own", instances=1, config=parameter("WORKBENCH_EXECUTE_TIMEOUT_S", 0), limit_s=0)

@@ -18,6 +18,7 @@ from workbench.errors import BackendError, InstanceDied
 TOO_LONG = "execute took more than 1 s (WORKBENCH_EXECUTE_TIMEOUT_S): its process is ended"
 GROWTH = 48 << 20
 """Bytes that a server may have grown by after it has warmed up: the rings of events and records fill meanwhile."""
+MARKED = {"dies in initialize, started again": "die_in_initialize", "dies in finalize": "die_in_finalize"}
 FULL_SIZE = FAULTS >= 50
 
 
@@ -27,10 +28,29 @@ class Scene:
 
     engine: InferenceEngine
     load: Load
+    root: Path
     pieces: int = 16
 
     def inject(self, fault: str) -> None:
         """Has the victim fail once; returns when it is well again."""
+        if fault in MARKED:
+            mark = self.root / "victim" / MARKED[fault]
+            mark.touch()
+            if fault == "dies in finalize":
+                (self.root / "victim" / "1" / "model.py").touch()
+                self.engine.load("victim")
+            else:
+                self.fail("exit")
+            wait_until(lambda: not mark.exists(), 60)
+        else:
+            self.fail(fault)
+        wait_until(ready(self.engine, "victim"), 60)
+        for value in range(6):  # both instances have done something since
+            answer = self.engine.infer(request("victim", value), 60)
+            assert answer.outputs[0].data.tolist() == [value]
+
+    def fail(self, fault: str) -> None:
+        """Sends what the victim fails of, and looks at the answer."""
         error = error_of(self.engine, "victim", NUMBERS[fault], parameters={"pieces": self.pieces})
         if fault in ANSWERED:
             if fault == "memory":
@@ -43,10 +63,6 @@ class Scene:
             expected = f"instance 'victim_0_0', message: {TOO_LONG}" if fault in LIMITED else "is not healthy."
             assert error.message.replace("victim_0_1", "victim_0_0").endswith(expected)
             assert error.hint
-        wait_until(ready(self.engine, "victim"), 60)
-        for value in range(6):  # both instances have done something since
-            answer = self.engine.infer(request("victim", value), 60)
-            assert answer.outputs[0].data.tolist() == [value]
 
     def settle(self) -> Holdings:
         """What the server holds at rest."""
@@ -60,7 +76,7 @@ def scene(make_engine: Any, root: Path, *, limited: bool) -> Scene:
     add_echo(root, "callee", sleep_s=0.2, instances=2)
     engine = make_engine(root)
     # of a model with a limit, the other requests could go over it on a machine that does something else
-    return Scene(engine, Load(engine, ["bystander", "bystander"] if limited else ["bystander", "victim"]))
+    return Scene(engine, Load(engine, ["bystander", "bystander"] if limited else ["bystander", "victim"]), root)
 
 
 def prove(scene: Scene, faults: list[str], warm_up: list[str]) -> None:
@@ -102,7 +118,7 @@ def test_what_hangs_is_ended_by_the_limit(make_engine: Any, tmp_path: Path) -> N
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("fault", NUMBERS)
+@pytest.mark.parametrize("fault", [*NUMBERS, *MARKED])
 def test_a_fault_again_and_again(make_engine: Any, tmp_path: Path, fault: str) -> None:
     made = scene(make_engine, tmp_path, limited=fault in LIMITED)
     if fault.startswith("prints"):
@@ -110,14 +126,8 @@ def test_a_fault_again_and_again(make_engine: Any, tmp_path: Path, fault: str) -
     prove(made, [fault] * FAULTS, [fault] * 3)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "prints",
-        pytest.param("prints from Python", marks=pytest.mark.full),
-        pytest.param("prints without end of line", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["prints", "prints from Python", "prints without end of line"])
 def test_a_flood_does_not_slow_the_server_down(make_engine: Any, tmp_path: Path, fault: str) -> None:
     made = scene(make_engine, tmp_path, limited=False)
     made.pieces = 64
