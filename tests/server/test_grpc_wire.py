@@ -399,3 +399,40 @@ def test_a_server_that_stops_lets_calls_end(tmp_path: Any, start: Any) -> None:
 
 def test_the_service_is_named_as_tritons() -> None:
     assert SERVICE == "/inference.GRPCInferenceService"
+
+
+def test_a_call_that_is_reset_at_once(served: RunningServer, capfd: pytest.CaptureFixture[str]) -> None:
+    with Wire(served.grpc_url) as wire:
+        for headers in ({}, {":method": "PUT"}, {"grpc-timeout": "x"}):
+            fields = {
+                ":method": "POST", ":scheme": "http", ":path": f"{SERVICE}/ServerLive", ":authority": "localhost",
+                "te": "trailers", "content-type": "application/grpc",
+            } | headers  # fmt: skip
+            stream = wire.h2.send_request([(name.encode(), value.encode()) for name, value in fields.items()])
+            wire.h2.send_data(stream, framed(b""), end_stream=True)
+            head = wire.h2.data_to_send()
+            wire.h2.reset_stream(stream)
+            wire.socket.sendall(head + wire.h2.data_to_send())  # both in one piece
+        assert wire.answer(wire.call("ServerLive", b""))[0] == 0, "the connection goes on"
+    assert "failed" not in capfd.readouterr().err
+
+
+def test_large_messages_of_one_stream(repository: Any, start: Any) -> None:
+    options = replace(OPTIONS, name="long", grpc=GrpcOptions(limits=GrpcLimits(memory=3 << 20)))
+    asked = pb.ModelInferRequest(model_name="ints")
+    asked.inputs.add(name="INPUT0", datatype="INT64", shape=[1, 1 << 17])
+    asked.raw_input_contents.append(bytes(1 << 20))
+    with start(repository, options) as server, Wire(server.grpc_url, window=1 << 24) as wire:
+        wire.h2.set_local_window_size(1 << 30)
+        stream = wire.call("ModelStreamInfer", *[asked.SerializeToString()] * 10)
+        status, _, body = wire.answer(stream)
+        assert status == 0
+        sizes = []
+        while body:
+            size = int.from_bytes(body[1:5], "big")
+            sizes.append(
+                len(pb.ModelStreamInferResponse.FromString(body[5 : 5 + size]).infer_response.raw_output_contents[0])
+            )
+            body = body[5 + size :]
+        assert sizes == [1 << 20] * 10
+        assert server._listeners[1].memory.used == 0  # type: ignore[attr-defined]

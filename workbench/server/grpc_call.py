@@ -103,6 +103,7 @@ class Call:
         "stream_id",
         "waiting",
         "wanted",
+        "widened",
     )
 
     def __init__(self, carrier: Carrier, stream_id: int, path: bytes, headers: Mapping[bytes, bytes]) -> None:
@@ -126,6 +127,7 @@ class Call:
         self.held = Hold(0)
         self.reserved = 0
         self.waiting = 0
+        self.widened = False  # its window is that of a large message
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

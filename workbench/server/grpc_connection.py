@@ -144,7 +144,8 @@ class GrpcConnection(asyncio.Protocol):
         stream_id, headers = event.stream_id, dict(event.headers)
         refusal = self.server.refusal(headers)
         if refusal is not None:
-            self._h2.send_response(stream_id, ((b":status", refusal),), end_stream=True)
+            with contextlib.suppress(ngh2.NGH2Error):  # reset already
+                self._h2.send_response(stream_id, ((b":status", refusal),), end_stream=True)
             return
         path = headers[b":path"]
         call = self.calls[stream_id] = Call(self, stream_id, path, headers)
@@ -183,6 +184,8 @@ class GrpcConnection(asyncio.Protocol):
             self._inside[stream_id] = self._heard
         else:
             self._inside.pop(stream_id, None)
+            if call.widened:
+                self._widen(call, self.server.options.limits.window)
         if not call.held and not call.waiting:
             self._settle(call)
 
@@ -265,12 +268,15 @@ class GrpcConnection(asyncio.Protocol):
     def _granted(self, call: Call, size: int) -> None:
         if call.stream_id not in self.calls:
             return
-        # the whole message at once, not a window at a time
-        with contextlib.suppress(ngh2.NGH2Error):
-            self._h2.set_local_window_size(min(size + _FRAME, _WHOLE_WINDOW), stream_id=call.stream_id)
+        self._widen(call, size + _FRAME)  # the whole message at once, not a window at a time
         if not call.held:
             self._settle(call)
         self._plan()
+
+    def _widen(self, call: Call, size: int) -> None:
+        call.widened = size > self.server.options.limits.window
+        with contextlib.suppress(ngh2.NGH2Error):
+            self._h2.set_local_window_size(min(size, _WHOLE_WINDOW), stream_id=call.stream_id)
 
     def _release(self, call: Call) -> None:
         if call.reserved or call.waiting:
@@ -282,7 +288,8 @@ class GrpcConnection(asyncio.Protocol):
     def send_head(self, call: Call, encoding: str) -> None:
         """See ``Carrier``."""
         if call.stream_id in self.calls:
-            self._h2.send_response(call.stream_id, _HEADS[encoding])
+            with contextlib.suppress(ngh2.NGH2Error):  # reset, which the next events will say
+                self._h2.send_response(call.stream_id, _HEADS[encoding])
 
     def send_message(self, call: Call, data: bytes) -> int:
         """See ``Carrier``."""
