@@ -65,6 +65,17 @@ def test_what_is_no_unicode_is_logged_and_harms_nothing(host: Host, run: Callabl
     assert said(host, "stdout") == [r"printed \udc80"]
 
 
+@pytest.mark.parametrize("code", ["raise ValueError('half \\udc80')", "out.append({ERROR}); continue"])
+def test_an_error_that_is_no_unicode_can_be_sent_and_recorded(host: Host, tmp_path: Path, code: str) -> None:
+    error = "pb_utils.InferenceResponse(error=pb_utils.TritonError('half \\udc80'))"
+    model = open_model(host, tmp_path, "m", body(code.replace("{ERROR}", error)), "")
+    with pytest.raises(BackendError) as caught:
+        model.run(X).one()
+    model.close()
+    assert "half \\udc80" in caught.value.message
+    caught.value.message.encode()
+
+
 def test_lines_of_a_finalizer_that_runs_while_something_is_sent(host: Host, run: Callable[[str], Model]) -> None:
     run(
         "import gc\n"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.backends._child import wire
+from workbench.backends._child.lines import as_unicode
 from workbench.backends.base import BackendHost, ModelContext
 from workbench.errors import BackendError, Code, InvalidRequest, NotFound, NotReady, QueueFull, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Tensor
@@ -152,7 +153,7 @@ def parse_parameters(text: str) -> dict[str, Parameter]:
 
 def model_error(number: int, message: str) -> WorkbenchError:
     """The error that a model answered with."""
-    return BackendError(message, code=CODES[number] if 0 <= number < len(CODES) else Code.UNKNOWN)
+    return BackendError(as_unicode(message), code=CODES[number] if 0 <= number < len(CODES) else Code.UNKNOWN)
 
 
 def nested_request(head: Any, tensors: list[Tensor], parent_seq: int) -> InferenceRequest:

@@ -207,11 +207,16 @@ def place(frame: Any) -> tuple[str, int]:
 
 
 def shortened(text: str, limit: int = LIMIT) -> str:
-    """A text, or the beginning and the end of one that is too long; what is no Unicode in it is written as escapes."""
+    """A text as UTF-8 takes it, or the beginning and the end of one that is too long."""
     if len(text) > limit:
         half = (limit - 64) // 2
         text = f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return as_unicode(text)
+
+
+def as_unicode(text: str) -> str:
+    """A text that can be written as UTF-8: what is no Unicode in it (lone surrogates) becomes escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _load_what_formats() -> None:

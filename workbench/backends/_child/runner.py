@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from workbench.backends._child.coroutines import SharedLoop
-from workbench.backends._child.lines import OURS, Lines
+from workbench.backends._child.lines import OURS, Lines, as_unicode
 from workbench.backends._child.model_config import ModelConfig
 from workbench.backends._child.replies import DECOUPLED_HINT, Batch, Reply, prune
 from workbench.backends._child.tensors import InferenceResponse, TritonModelException
@@ -33,9 +33,9 @@ class ModelError(Exception):
 def describe(error: BaseException) -> str:
     """An exception in the form that Triton gives it (pybind11's): type, text, and the calls, innermost first."""
     if isinstance(error, ModelError):
-        return str(error)
+        return as_unicode(str(error))
     try:
-        message = str(error) or "<EMPTY MESSAGE>"
+        message = as_unicode(str(error)) or "<EMPTY MESSAGE>"
     except Exception as raised:
         text = _with_calls(f"{type(error).__name__}: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>", error)
         return f"{text}\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {describe(raised)}"
