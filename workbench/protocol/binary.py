@@ -148,6 +148,8 @@ def decode_bytes(
             )
         offset += 4
         if length > size - offset:
+            if len(items) + 1 != count:
+                raise missing_strings(name, count, len(items) + 1, model=model, request_id=request_id)
             raise InvalidRequest(
                 f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
                 f"{size - offset} bytes available"

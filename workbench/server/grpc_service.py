@@ -168,7 +168,8 @@ class GrpcService:
         )
 
     def _statistics(self, call: Call, request: Any) -> Any:
-        found = self.api.engine.statistics(request.name, version_number(request.version))
+        version = version_number(request.version)
+        found = self.api.engine.statistics(request.name, version if request.name else -1)  # of all: of every version
         return json_format.ParseDict(found, pb.ModelStatisticsResponse())
 
     # -- repository ---------------------------------------------------------------------------------------------------
