@@ -13,6 +13,7 @@ from real_triton import Addresses, real_triton
 
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.server import ServerOptions, serve_engine
+from workbench.server.access import parse_restrictions
 from workbench.server.arguments import parse
 
 
@@ -31,18 +32,18 @@ def sides(request: pytest.FixtureRequest, oracle: Path, tmp_path_factory: pytest
                 (folder / name).mkdir()
                 request.module.build(folder / name)
             real = running.enter_context(real_triton(oracle, folder / "theirs", folder / "triton.log", flags))
-            ours = running.enter_context(workbench(engine_options(folder / "ours", flags)))
+            ours = running.enter_context(workbench(engine_options(folder / "ours", flags), server_options(flags)))
             return Side("Triton", real, folder / "theirs"), Side("the workbench", ours, folder / "ours")
 
         yield Sides(start)
 
 
 @contextlib.contextmanager
-def workbench(options: EngineOptions) -> Iterator[Addresses]:
+def workbench(options: EngineOptions, front: ServerOptions | None = None) -> Iterator[Addresses]:
     """An engine behind its front end."""
     engine = InferenceEngine(options)
     engine.start()
-    server = serve_engine(engine, ServerOptions())
+    server = serve_engine(engine, front or ServerOptions())
     try:
         yield Addresses(server.http_url.rstrip("/"), server.metrics_url)
     finally:
@@ -61,4 +62,14 @@ def engine_options(root: Path, flags: list[str]) -> EngineOptions:
         gpus=(),
         rate_limit=args.rate_limit,
         rate_limit_resources=tuple(args.rate_limit_resource),
+    )
+
+
+def server_options(flags: list[str]) -> ServerOptions:
+    """What tritonserver's flags say to the front end. 2.51 has no switch for shared memory: it is always on."""
+    args = parse(["--model-repository=.", *flags])
+    return ServerOptions(
+        allow_client_shm=True,
+        http_restricted=parse_restrictions(args.http_restricted_api, "http-restricted-api", "api"),
+        http_header_forward_pattern=args.http_header_forward_pattern,
     )

@@ -133,11 +133,15 @@ class _Client:
         self._line.close()
         channel, stream = self._line.open()
         answers: list[Answer] = []
-        with contextlib.suppress(ConnectionError):  # cut off in the middle of what it sent: the server's right
+        try:
             self._push(channel, case)
             channel.shutdown(socket.SHUT_WR)
             while (answer := read_answer(stream, to_head=case.to_head and not answers)) is not None:
                 answers.append(answer)
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # cut off in the middle of what it sent: the server's right
         self._line.close()
         return answers
 

@@ -45,7 +45,7 @@ def classify(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[st
         for index in descending[:count].tolist():
             value = row[index]
             text = f"{value:.6f}" if row.dtype.kind == "f" else str(value)
-            label = f":{labels[index]}" if index < len(labels) else ""
+            label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
             items.append(f"{text}:{index}{label}".encode())
     shape = (batch, count) if batch else (count,)
     return Tensor(tensor.name, "BYTES", shape, bytes_array(items, shape, tensor.name))
