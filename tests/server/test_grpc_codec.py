@@ -16,7 +16,7 @@ from workbench.protocol.http_request import NO_MEMORY, DecodedRequest
 from workbench.protocol.tensors import InferenceResponse, Tensor
 from workbench.server.grpc_codec import encode_response, parse_infer, read_metadata, read_tensors, split, version_number
 from workbench.server.grpc_hot import Templates, fill, scan
-from workbench.server.grpc_message import Assembler, BadMessage, percent_encoded, timeout_s, varint
+from workbench.server.grpc_message import Assembler, BadMessage, first_content, percent_encoded, timeout_s, varint
 
 NAMES = st.text(max_size=5)
 SHAPES = st.lists(st.integers(-2, 4), max_size=3)
@@ -239,3 +239,23 @@ def test_small_things_of_grpc() -> None:
     for value in (0, 1, 127, 128, 300, 2**31):
         assert varint(value)[-1] < 0x80
     assert varint(300) == b"\xac\x02"
+
+
+@given(st.integers(0, 40), st.integers(1, 70_000))
+@settings(max_examples=30, deadline=None)
+def test_the_data_of_a_large_message_are_aligned(name: int, first: int) -> None:
+    made = pb.ModelInferRequest(model_name="m" * name)
+    made.inputs.add(name="a", datatype="FP64", shape=[1 << 14])
+    array = np.arange(1 << 14, dtype=np.float64)
+    made.raw_input_contents.append(array.tobytes())
+    data = made.SerializeToString()
+    stream = b"\0" + len(data).to_bytes(4, "big") + data
+    assembler = Assembler(lambda size: None, first_content)
+    found = assembler.add(stream[:first]) + assembler.add(stream[first:])
+    assert len(found) == 1
+    message, raws = parse_infer(found[0][1])
+    request = DecodedRequest("m", [])
+    read_tensors(message, raws, request, NO_MEMORY)
+    np.testing.assert_array_equal(request.inputs[0].data, array)
+    if first > 200:  # where the data begin was known when the first piece came
+        assert np.shares_memory(request.inputs[0].data, np.frombuffer(found[0][1], np.uint8)), "and not copied again"

@@ -17,6 +17,7 @@ from workbench.server.grpc_message import (
     OK,
     Assembler,
     BadMessage,
+    first_content,
     framed,
     packed,
     percent_encoded,
@@ -185,7 +186,7 @@ class Call:
 
     def _feed(self, data: bytes, receiver: Receiver) -> None:
         if self._assembler is None:
-            self._assembler = Assembler(self._announced)
+            self._assembler = Assembler(self._announced, first_content)
         for is_packed, message in self._assembler.add(data):
             if self.receiver is None:
                 return

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from workbench.errors import Code
 from workbench.protocol.binary import Buffer
+from workbench.server.body import aligned
 
 MAX_MESSAGE = 2**31 - 1
 """Triton's limit of a message, bytes."""
@@ -25,6 +26,7 @@ _BY_CODE = {code: _NUMBERS[code.grpc_status] for code in Code}
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
 _WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+_LARGE = 64 * 1024
 ENCODINGS = b"identity, deflate, gzip"
 """What ``grpc-accept-encoding`` says of this server, and the ``grpc-encoding`` values that it takes."""
 
@@ -104,18 +106,45 @@ def unpacked(data: Buffer, encoding: str) -> bytes:
     return plain
 
 
+def first_content(head: bytes) -> int:
+    """Where the first raw content of a ``ModelInferRequest`` begins, by the first bytes of one; 0 where not in them."""
+    position, size = 0, len(head)
+    try:
+        while position < size:
+            tag, position = head[position], position + 1
+            length = shift = 0
+            while True:
+                byte = head[position]
+                length |= (byte & 0x7F) << shift
+                position, shift = position + 1, shift + 7
+                if byte < 0x80:
+                    break
+            if tag == 0x3A:
+                return position
+            if tag & 7 != 2:
+                return 0
+            position += length
+    except IndexError:
+        pass
+    return 0
+
+
 class Assembler:
     """Puts the messages of one call together from the pieces in which they come.
 
     Args:
         announce: told the size of a message, with its framing, of which a part is here.
+        content_at: where the largest part of a large message begins, by the message's first bytes: there it is aligned
+            for any data type.
     """
 
-    __slots__ = ("_announce", "_have", "_need", "_parts")
+    __slots__ = ("_announce", "_content_at", "_have", "_large", "_need", "_parts")
 
-    def __init__(self, announce: Callable[[int], None]) -> None:
+    def __init__(self, announce: Callable[[int], None], content_at: Callable[[bytes], int] = lambda head: 0) -> None:
         self._announce = announce
+        self._content_at = content_at
         self._parts: list[bytes] = []
+        self._large: memoryview | None = None  # where a large message is put together
         self._have = 0
         self._need = 0  # with its framing; 0 while the framing itself is not here
 
@@ -135,16 +164,23 @@ class Assembler:
             if not self._need and not self._begin(data):
                 return found
             missing = self._need - self._have
+            piece = data if len(data) <= missing else data[:missing]
+            if self._large is None:
+                self._parts.append(piece)
+            else:
+                self._large[self._have : self._have + len(piece)] = piece
+            self._have += len(piece)
             if len(data) < missing:
-                self._parts.append(data)
-                self._have += len(data)
                 return found
-            self._parts.append(data[:missing] if len(data) > missing else data)
             data = data[missing:]
-            whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._parts, self._have, self._need = [], 0, 0
-            found.append((whole[0] == 1, memoryview(whole)[FRAMING:]))
+            found.append(self._end())
         return found
+
+    def _end(self) -> tuple[bool, memoryview]:
+        parts, large = self._parts, self._large
+        whole = large if large is not None else memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        self._parts, self._large, self._have, self._need = [], None, 0, 0
+        return whole[0] == 1, whole[FRAMING:]
 
     def _begin(self, data: bytes) -> bool:
         head = b"".join((*self._parts, data[:FRAMING]))[:FRAMING]
@@ -159,5 +195,11 @@ class Assembler:
             raise BadMessage(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {MAX_MESSAGE})")
         self._need = FRAMING + size
         if len(data) < self._need - self._have:
+            if size >= _LARGE:
+                before = b"".join(self._parts)
+                # its pages are taken as they are written: what a client only announces costs nothing
+                self._large = aligned(self._need, FRAMING + self._content_at((before + data)[FRAMING:]))
+                self._large[: self._have] = before
+                self._parts = []
             self._announce(self._need)
         return True
