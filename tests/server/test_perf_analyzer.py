@@ -57,7 +57,7 @@ def test_perf_analyzer_over_grpc(oracle: Path, tmp_path: Path, load: str) -> Non
         done = subprocess.run(
             [
                 "timeout", "-s", "KILL", "200", str(oracle / "perf-analyzer"), "-m", "rows", "-u", address, "-i",
-                "grpc", "--shape", "IN:16", "-p", "1500", "-s", "95", "-r", "8", *GRPC_LOADS[load],
+                "grpc", "--shape", "IN:16", "-p", "1500", "-s", "999", "-r", "8", *GRPC_LOADS[load],
             ],
             capture_output=True,
             text=True,
@@ -75,14 +75,14 @@ def test_perf_analyzer_over_grpc(oracle: Path, tmp_path: Path, load: str) -> Non
 @pytest.mark.timeout(400)
 def test_perf_analyzer_streams_a_decoupled_model(oracle: Path, tmp_path: Path) -> None:
     put(tmp_path / "models", "repeat", REPEAT, "model_transaction_policy { decoupled: true }")
-    (tmp_path / "input.json").write_text('{"data": [{"IN": {"content": [3], "shape": [1]}}]}')
+    (tmp_path / "input.json").write_text('{"data": [{"IN": {"content": [3.0], "shape": [1]}}]}')
     with process(tmp_path / "models", "--model-control-mode=explicit", "--load-model=repeat") as (child, ready):
         address = runtime.read(ready[3])["grpc"].removeprefix("grpc://")
         done = subprocess.run(
             [
                 "timeout", "-s", "KILL", "200", str(oracle / "perf-analyzer"), "-m", "repeat", "-u", address, "-i",
                 "grpc", "--async", "--streaming", "--input-data", str(tmp_path / "input.json"), "--concurrency-range",
-                "1:5:4", "-p", "1500", "-s", "95", "-r", "8",
+                "1:5:4", "-p", "1500", "-s", "999", "-r", "8",
             ],
             capture_output=True,
             text=True,
