@@ -160,3 +160,37 @@ def test_an_exception_without_a_text_fails_its_request_in_tritons_words(host: Ho
     )
     (error,) = [origin for origin in host.origins if origin.source == "error"]
     assert "raise Odd" in error.traceback
+
+
+def test_a_flood_of_prints_is_counted_to_the_line(host: Host, run: Callable[[str], Model]) -> None:
+    run(
+        "for i in range(20_000): print('line', i)\n"
+        "sys.stdout.write('\\n\\n' + 'at once\\n\\n' * 300_000)\n"  # lines with nothing in them are none
+    )
+    lines = [text for text in said(host, "stdout") if text.startswith(("line ", "at once"))]
+    assert 200 <= len(lines) < 5_000
+    assert lines[:200] == [f"line {i}" for i in range(200)]
+    dropped = [int(text.split()[0]) for text in said(host, "stdout") if text.endswith("more than 200 in a second")]
+    assert len(lines) + sum(dropped) == 320_000
+
+
+def test_lines_that_were_dropped_are_told_while_the_model_rests(host: Host, tmp_path: Path) -> None:
+    code = "for i in range(3_000): print('line', i)\n" + answer()
+    model = open_model(host, tmp_path, "m", body(code), "")
+    model.run(X).one()
+
+    def all_told() -> bool:
+        told = [text for text in said(host, "stdout") if text.endswith("more than 200 in a second")]
+        lines = [text for text in said(host, "stdout") if text.startswith("line ")]
+        return len(lines) + sum(int(text.split()[0]) for text in told) == 3_000
+
+    host.wait(all_told)
+    model.close()
+
+
+def test_a_line_that_is_too_long_says_how_much_of_it_is_left_out(host: Host, run: Callable[[str], Model]) -> None:
+    run("print('a' * 100_000)\nfor _ in range(10_000): print('b' * 10, end='')\nprint()\nprint('short')")
+    first, second, third = said(host, "stdout")
+    assert first == "a" * 8192 + " ... (91808 characters left out)"
+    assert second == "b" * 8192 + " ... (91808 characters left out)"
+    assert third == "short"

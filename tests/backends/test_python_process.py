@@ -180,7 +180,7 @@ def test_a_flood_of_output_is_bounded_and_stops_nothing(host: Host, open_in: Cal
     lines = [message for _, message, _ in host.logs]
     assert 1 < sum(message.startswith("zzz") for message in lines) < 5000
     assert any("lines of output were dropped" in message for message in lines)
-    assert max(map(len, lines)) <= 8192
+    assert max(map(len, lines)) <= 8192 + 64  # how much is left out is said behind it
 
 
 def test_nothing_is_left_behind(host: Host, open_in: Callable[..., Model]) -> None:

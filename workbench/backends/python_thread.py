@@ -336,7 +336,7 @@ class ModelSpace(importlib.abc.MetaPathFinder):
             text = io.StringIO()
             builtins.print(*values, **{**options, "file": text, "flush": False})  # noqa: T201
             source = "stderr" if file is not None and file is sys.stderr else "stdout"
-            self._lines.printed(source, text.getvalue(), sys._getframe(1))
+            self._lines.printed(source, text.getvalue())
 
     def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if level == 0:

@@ -271,6 +271,7 @@ class Channel:
             for _, event in poll.poll(1000):
                 if event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                     os._exit(0)
+            self.lines.say_dropped()  # a model that has printed a lot may print nothing any more
 
 
 class Call:

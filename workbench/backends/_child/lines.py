@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 import threading
 import traceback as tracebacks
@@ -27,6 +28,7 @@ _ROOT = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 OURS = (_ROOT if os.path.basename(_ROOT) == "workbench" else _HERE) + os.sep  # noqa: PTH119
 """Where the workbench's own files are: its frames are left out of what a model's author sees, as Triton's C++ is."""
 
+_BLANK = re.compile(r"\n*")
 _LEVELS = {"stdout": "info", "stderr": "warning"}
 _WORDS = {"logger": "log lines", "stdout": "lines of output", "stderr": "lines of output on stderr", "error": "errors"}
 
@@ -39,13 +41,14 @@ and the batch or None.
 class Budget:
     """So many lines a second, and as many at once."""
 
-    __slots__ = ("_filled", "_said", "_tokens", "dropped", "per_second")
+    __slots__ = ("_filled", "_said", "_tokens", "dropped", "per_second", "shut")
 
     def __init__(self, per_second: int) -> None:
         self.per_second = per_second
         self._tokens = float(per_second)
         self._filled = monotonic_ns()
         self._said = 0
+        self.shut = 0  # until then none may pass: a flood is answered without arithmetic
         self.dropped = 0
 
     def take(self) -> bool:
@@ -54,6 +57,9 @@ class Budget:
         self._tokens = min(self.per_second, self._tokens + (now - self._filled) * self.per_second / 1e9)
         self._filled = now
         if self._tokens < 1:
+            self.shut = now + int((1 - self._tokens) * 1e9 / self.per_second)
+            if not self.dropped:
+                self._said = max(self._said, now - 900_000_000)  # the first count says more than the first line
             self.dropped += 1
             return False
         self._tokens -= 1
@@ -83,7 +89,7 @@ class Lines:
         self._send = send
         self._budgets = {"logger": Budget(LOGGED), "stdout": Budget(PRINTED), "stderr": Budget(PRINTED)}
         self._budgets["error"] = Budget(RAISED)
-        self._unfinished: dict[tuple[str, int], str] = {}
+        self._unfinished: dict[tuple[str, int], tuple[str, int]] = {}  # beginnings of lines, and what of them was cut
         self._batch: Any = None
         self._thread = 0
         self._decoupled = False
@@ -99,11 +105,17 @@ class Lines:
         if self._unfinished:
             self.finish()
         if self._cut:
-            for source, budget in self._budgets.items():
-                if budget.due():
-                    self._confess(source, budget)
-            self._cut = any(budget.dropped for budget in self._budgets.values())
+            self.say_dropped()
         self._batch = None
+
+    def say_dropped(self) -> None:
+        """Says how many lines did not get through, once a second at most."""
+        if not self._cut:
+            return
+        for source, budget in self._budgets.items():
+            if budget.due():
+                self._confess(source, budget)
+        self._cut = any(budget.dropped for budget in self._budgets.values())
 
     def close(self) -> None:
         """The model is gone: says what has not been said."""
@@ -118,21 +130,39 @@ class Lines:
             return
         self._send(level, shortened(text), "logger", *place(frame), "", self._current())
 
-    def printed(self, source: str, text: str, frame: Any) -> None:
-        """What was written to a stream in ``frame``; a line is sent when its end has come."""
+    def printed(self, source: str, text: str) -> None:
+        """What was written to a stream; a line is sent when its end has come."""
         key = source, threading.get_ident()
-        before = self._unfinished.pop(key, "")
-        *whole, rest = text.split("\n") if not before else (before + text).split("\n")
-        for line in whole:
-            self._print(source, line, frame)
-        if rest:
-            self._unfinished[key] = rest[:PRINTED_LIMIT]
+        begun = self._unfinished.pop(key, None)
+        if text == "\n":  # the end of a ``print``
+            if begun is not None:
+                self._print(source, *begun)
+            return
+        end = text.find("\n")
+        if end < 0:
+            if text or begun:
+                self._unfinished[key] = _longer(begun, text, 0, len(text))
+            return
+        if begun is not None or end:
+            self._print(source, *_longer(begun, text, 0, end))
+        start, stop = end + 1, len(text)
+        while start < stop and (end := text.find("\n", start)) >= 0:
+            if end == start:
+                start = _BLANK.match(text, start).end()  # type: ignore[union-attr]
+                continue
+            if not self._print(source, *_longer(None, text, start, end)):
+                start, end = end + 1, text.rfind("\n")  # what came in one piece goes in one piece
+                self._budgets[source].dropped += _lines_of(text, start, end + 1)
+            start = end + 1
+        if start < stop:
+            self._unfinished[key] = _longer(None, text, start, stop)
 
     def finish(self) -> None:
         """Sends the lines whose end has not come."""
         while self._unfinished:
-            (source, _), text = self._unfinished.popitem()
-            self._print(source, text, None)
+            with contextlib.suppress(KeyError):  # another thread has ended its line
+                (source, _), (text, left_out) = self._unfinished.popitem()
+                self._print(source, text, left_out, placed=False)
 
     def error(self, text: str, error: BaseException) -> None:
         """Something that the model raised; ``text`` is what clients are told."""
@@ -142,15 +172,31 @@ class Lines:
             file, number = raised_at(error, self.root)
             self._send("error", shortened(text), "error", file, number, trace_text(error), self._current())
 
-    def _print(self, source: str, text: str, frame: Any) -> None:
-        text = text.rstrip("\r")
-        if not text or not self._may_pass(source):
-            return
-        where = place(self._own(frame))
-        self._send(_LEVELS[source], shortened(text, PRINTED_LIMIT), source, *where, "", self._current())
+    def _print(self, source: str, text: str, left_out: int, placed: bool = True) -> bool:
+        """Sends a line; False where it may not pass."""
+        if not self._may_pass(source):
+            return False
+        if text := as_unicode(text.rstrip("\r")):
+            if left_out:
+                text += f" ... ({left_out} characters left out)"
+            self._send(_LEVELS[source], text, source, *self._place(placed), "", self._current())
+        return True
+
+    def _place(self, placed: bool) -> tuple[str, int]:
+        """Where the model's code, if it is running, is printing now."""
+        if not placed:
+            return "", 0
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(OURS) and frame.f_back is not None:
+            frame = frame.f_back
+        return place(self._own(frame))
 
     def _may_pass(self, source: str) -> bool:
         budget = self._budgets[source]
+        if monotonic_ns() < budget.shut:
+            budget.dropped += 1
+            self._cut = True
+            return False
         if not budget.take():
             self._cut = True
             return False
@@ -182,21 +228,54 @@ class Printed(io.TextIOWrapper):
     """``sys.stdout`` or ``sys.stderr`` of a model's process: its lines go to the log, with the place that printed them.
 
     What is written past it, to the descriptor or ``buffer``, goes where it went before; so does all in a process that
-    the model forked.
+    the model forked. A flood costs the model about as much as a write to a closed stream would.
     """
+
+    _forked = False
 
     def __init__(self, stream: Any, source: str, lines: Lines) -> None:
         super().__init__(stream.buffer, encoding="utf-8", errors="replace", write_through=True)
         self._source = source
         self._lines = lines
-        self._pid = os.getpid()
+        os.register_at_fork(after_in_child=self._is_forked)  # asking for the process's id each time takes longer
 
     def write(self, text: str) -> int:
         """Takes text as any stream does."""
-        if type(text) is not str or os.getpid() != self._pid:
+        if type(text) is not str or self._forked:
             return super().write(text)
-        self._lines.printed(self._source, text, sys._getframe(1))
+        self._lines.printed(self._source, text)
         return len(text)
+
+    def _is_forked(self) -> None:
+        self._forked = True
+
+
+def _longer(begun: tuple[str, int] | None, text: str, start: int, end: int) -> tuple[str, int]:
+    """The beginning of a line with what follows it, and how many characters of it are left out."""
+    if begun is None:
+        if end - start <= PRINTED_LIMIT:
+            return text[start:end], 0
+        return text[start : start + PRINTED_LIMIT], end - start - PRINTED_LIMIT
+    before, left_out = begun
+    taken = min(end - start, PRINTED_LIMIT - len(before))
+    if taken:
+        before += text[start : start + taken]
+    return before, left_out + end - start - taken
+
+
+def _lines_of(text: str, start: int, stop: int) -> int:
+    """How many lines with something in them there are in a part of a text that ends at the end of one."""
+    if text.find("\n\n", start, stop) < 0:
+        return text.count("\n", start, stop) - text.startswith("\n", start, stop)
+    count, blank = 0, True
+    for piece in range(start, stop, 1 << 20):
+        part = text[piece : min(stop, piece + (1 << 20))]
+        count -= blank and part[0] == "\n"
+        blank = part[-1] == "\n"
+        while "\n\n" in part:
+            part = part.replace("\n\n", "\n")
+        count += part.count("\n")
+    return count
 
 
 def place(frame: Any) -> tuple[str, int]:
