@@ -227,8 +227,8 @@ class HttpConnection(asyncio.Protocol):
         parser = self._parser
         self._head_done = True
         if self._piece > MAX_HEAD_BYTES or self._head_bytes > MAX_HEAD_BYTES:  # it may have come whole, in one piece
-            size = len(exchange.path) + sum(len(name) + len(value) + 4 for name, value in exchange.headers.items())
-            if size > MAX_HEAD_BYTES:
+            headers = exchange.headers.items()
+            if len(exchange.path) + sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEAD_BYTES:
                 self._refuse(431, _LONG_HEAD)
                 return
         self._head_bytes = 0
