@@ -259,3 +259,15 @@ def test_the_data_of_a_large_message_are_aligned(name: int, first: int) -> None:
     np.testing.assert_array_equal(request.inputs[0].data, array)
     if first > 200:  # where the data begin was known when the first piece came
         assert np.shares_memory(request.inputs[0].data, np.frombuffer(found[0][1], np.uint8)), "and not copied again"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape"), [("FP32", [0, -1]), ("FP32", [-1, -2]), ("BYTES", [-1]), ("FP16", [-4, -1, 1])]
+)
+def test_shapes_below_zero(datatype: str, shape: list[int]) -> None:
+    made = pb.ModelInferRequest(model_name="m")
+    made.inputs.add(name="a", datatype=datatype, shape=shape)
+    size = {"FP32": 4, "FP16": 2, "BYTES": 0}[datatype]
+    made.raw_input_contents.append(bytes(abs(int(np.prod(shape))) * size))
+    with pytest.raises(InvalidRequest, match="no dimension may be negative"):
+        read_tensors(made, list(made.raw_input_contents), DecodedRequest("m", []), NO_MEMORY)

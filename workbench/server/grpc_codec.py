@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from workbench.client.grpc_codec import set_parameter
 from workbench.errors import InternalError, InvalidRequest
-from workbench.protocol.binary import Buffer, check_rank, from_buffer, request_prefix, to_buffer
+from workbench.protocol.binary import Buffer, check_rank, from_buffer, request_prefix, shape_text, to_buffer
 from workbench.protocol.datatypes import BY_WIRE
 from workbench.protocol.http_request import DecodedRequest
 from workbench.protocol.shared_memory import ClientMemory, MemoryTarget
@@ -258,11 +258,14 @@ def _tensor(name: str, datatype: str, shape: tuple[int, ...], data: Buffer, requ
         count = row.itemsize
         for dim in shape:
             count *= dim
-        if count != view.nbytes or (shape and min(shape) < 0):
+        if count != view.nbytes:
             check_rank(name, shape)
             return Tensor(name, datatype, shape, np.frombuffer(view, np.uint8))
-    elif shape and min(shape) < 0:
-        return Tensor(name, datatype if row else "<invalid>", shape, np.zeros(0, np.uint8))
+    if shape and min(shape) < 0:
+        raise InvalidRequest(
+            f"{request_prefix(request.id)}invalid shape for input '{name}': shape {shape_text(shape)}: no dimension may "
+            "be negative"
+        )
     return from_buffer(name, datatype, shape, view, model=request.model_name, request_id=request.id)
 
 
