@@ -263,8 +263,8 @@ def _tensor(name: str, datatype: str, shape: tuple[int, ...], data: Buffer, requ
             return Tensor(name, datatype, shape, np.frombuffer(view, np.uint8))
     if shape and min(shape) < 0:
         raise InvalidRequest(
-            f"{request_prefix(request.id)}invalid shape for input '{name}': shape {shape_text(shape)}: no dimension may "
-            "be negative"
+            f"{request_prefix(request.id)}invalid shape for input '{name}': shape {shape_text(shape)}: no dimension "
+            "may be negative"
         )
     return from_buffer(name, datatype, shape, view, model=request.model_name, request_id=request.id)
 
