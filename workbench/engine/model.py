@@ -212,12 +212,10 @@ class ModelVersion:
 
     def make_ticket(self, request: InferenceRequest, checked: Checked, on_response: OnResponse, now: int) -> Ticket:
         """A request that has been checked, as it goes through the engine. Thread-safe."""
-        ticket = self.ticket_class(self, request, on_response, self.core.next_seq(), checked.rows, now)
-        ticket.shape_key = checked.shape_key
-        ticket.input_set = checked.input_set
-        if checked.inputs is not request.inputs:
-            ticket.request = dataclasses.replace(request, inputs=checked.inputs)
-        return ticket
+        rows, shape_key, input_set, inputs = checked
+        if inputs is not request.inputs:
+            request = dataclasses.replace(request, inputs=inputs)
+        return self.ticket_class(self, request, on_response, self.core.next_seq(), rows, now, shape_key, input_set)
 
     def _keep_in_order(self, ticket: Ticket) -> None:
         """The answers of this request come behind those of the requests that were here before it."""

@@ -40,9 +40,9 @@ class SequenceTicket(Ticket):
     __slots__ = ()
 
     def __init__(
-        self, model: ModelVersion, request: InferenceRequest, on_response: OnResponse, seq: int, rows: int, now: int
+        self, model: ModelVersion, request: InferenceRequest, on_response: OnResponse, *numbers_and_keys: Any
     ) -> None:
-        super().__init__(model, request, on_response, seq, rows, now)
+        super().__init__(model, request, on_response, *numbers_and_keys)
         self.sequence_id = request.sequence_id
         self.sequence_start = request.sequence_start
         self.sequence_end = request.sequence_end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
@@ -53,9 +53,17 @@ class Ticket(Item):
     """When it came into the queue (ns); later than ``arrival`` where its model has given it back."""
 
     def __init__(
-        self, model: ModelVersion, request: InferenceRequest, on_response: OnResponse, seq: int, rows: int, now: int
+        self,
+        model: ModelVersion,
+        request: InferenceRequest,
+        on_response: OnResponse,
+        seq: int,
+        rows: int,
+        now: int,
+        shape_key: Hashable = None,
+        input_set: Hashable = None,
     ) -> None:
-        Item.__init__(self, seq, rows, request.priority, now, request.timeout)
+        Item.__init__(self, seq, rows, request.priority, now, request.timeout, None, shape_key, input_set)
         self.model = model
         self.request = request
         self.on_response = on_response

@@ -88,6 +88,7 @@ class RequestValidator:
         self._required = sum(not item.optional for item in config.input)
         self._any_optional = self._required != len(self._inputs)
         self._any_reshape = any(item.reshape is not None for item in self._inputs.values())
+        self._plain = () if self._any_optional or self._any_reshape else tuple(self._inputs.values())
 
     def check(self, request: InferenceRequest) -> Checked:
         """Accepts a request.
@@ -95,9 +96,36 @@ class RequestValidator:
         Raises:
             InvalidRequest: with Triton's text.
         """
-        inputs = request.inputs
         if request.outputs:
             self._check_outputs(request)
+        return self._check_plain(request.inputs) or self._check_inputs(request)
+
+    def _check_plain(self, inputs: list[Tensor]) -> Checked | None:
+        """Accepts what most requests are: all inputs in the configuration's order, and nothing out of the ordinary."""
+        plain, limit = self._plain, self._max
+        if not plain or len(inputs) != len(plain):
+            return None
+        rows = 0
+        key: list[tuple[int, ...]] = []
+        for tensor, spec in zip(inputs, plain, strict=True):
+            full, data = tensor.shape, tensor.data
+            if tensor.name != spec.name or tensor.datatype != spec.datatype or data.shape != full:
+                return None
+            shape = full
+            if limit > 0:
+                if not full or not 0 < full[0] <= limit or (rows and full[0] != rows):
+                    return None
+                rows, shape = full[0], full[1:]
+            if shape != spec.dims and not spec.fits(shape):
+                return None
+            if spec.itemsize and data.itemsize != spec.itemsize:
+                return None
+            if spec.checks_shape:
+                key.append(shape)
+        return Checked(rows or 1, tuple(key) if key else None, None, inputs)
+
+    def _check_inputs(self, request: InferenceRequest) -> Checked:
+        inputs = request.inputs
         self.check_count(request)
         rows = self._batch_size(request)
         if rows > self._max:
