@@ -37,7 +37,7 @@ class Batch:
 
     def one(self, index: int = 0) -> InferenceResponse:
         """The answer of a request to a model that answers once; raises the error."""
-        assert self.finished.wait(20), "the batch never finished"
+        assert self.finished.wait(60), "the batch never finished"
         got = self.responses.get(index, [])
         if not got:
             raise self.error or InternalError("unanswered")
@@ -48,7 +48,7 @@ class Batch:
 
     def all(self, index: int = 0) -> list[InferenceResponse]:
         """The responses of a request to a decoupled model, up to the final one."""
-        assert self.final[index].wait(20), "no final response"
+        assert self.final[index].wait(60), "no final response"
         return self.responses[index]
 
 

@@ -19,10 +19,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from dataclasses import replace
 
-from python_host import Batch, Host, Model, answer, body, descriptors, open_model
+from python_host import Batch, Host, Model, answer, body, descriptors, open_model, request
 
+from workbench.backends._child import wire
+from workbench.backends.base import Execution
 from workbench.backends.python import PythonModel
+from workbench.backends.python_flights import Flights
 from workbench.errors import BackendError, InstanceDied
+from workbench.protocol.tensors import InferenceResponse
 
 X = np.array([[1, 2]], np.float32)
 DIE = {
@@ -162,6 +166,62 @@ threading.Timer(0.2, os._exit, (4,)).start()
     responses = model.run(X).all()
     assert [r.final for r in responses] == [False, True]
     assert isinstance(responses[-1].error, InstanceDied)
+
+
+@pytest.mark.parametrize("end", ["s.send(flags=1)", "raise ValueError('enough')"], ids=["final", "raises"])
+def test_threads_that_send_while_a_request_ends_harm_nothing(
+    host: Host, open_in: Callable[..., Model], end: str
+) -> None:
+    code = f"""
+s = r.get_response_sender()
+if x[0, 0] < 0:
+    s.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', x * 0 + sum(t.is_alive() for t in self.made))]), 1)
+    continue
+def many():
+    try:
+        while True:
+            s.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', x)]))
+    except pb_utils.TritonModelException:
+        pass
+self.made = getattr(self, 'made', []) + [threading.Thread(target=many, daemon=True) for _ in range(4)]
+for each in self.made[-4:]:
+    each.start()
+time.sleep(0.005)
+{end}
+"""
+    model = open_in(body(code).replace("return out", "return None"), "model_transaction_policy { decoupled: true }")
+    first = pid_of(model)
+    for _ in range(20):
+        batch = model.run(X)
+        batch.finished.wait(20)
+        if "raise" in end:
+            assert "ValueError: enough" in str(batch.error)
+        else:
+            assert batch.error is None
+            batch.all()
+    deadline = time.monotonic() + 20
+    while model.run(-X).all()[-1].outputs[0].data[0, 0]:  # threads that still send, or wait for room
+        assert time.monotonic() < deadline
+    assert pid_of(model) == first
+    assert host.states == []
+
+
+def test_a_response_of_a_batch_that_is_over_is_dropped(host: Host, open_in: Callable[..., Model]) -> None:
+    model = open_in(body(answer()), "model_transaction_policy { decoupled: true }")
+    got: list[InferenceResponse] = []
+    ends: list[object] = []
+    flights = Flights(model.context, "m_0", lambda *_: None)
+    flights.start(
+        Execution([request("m", {"IN": X})], lambda _, answered: got.append(answered), ends.append, lambda _: False)
+    )
+    late = (1, False, 0, 0, "", ((0, False, -1, "", "", None),), (), ())
+    assert not flights.responses(late, b"")
+    assert len(got) == 1
+    assert flights.responses((1, True, 0, 0, "it broke", (), (), ()), b"")
+    assert not flights.responses(late, b"")
+    assert len(got) == len(ends) == 1
+    with pytest.raises(wire.ProtocolError, match="a batch 2 that was not sent"):
+        flights.responses((2, *late[1:]), b"")
 
 
 def test_output_is_forwarded_line_by_line(host: Host, open_in: Callable[..., Model]) -> None:

@@ -73,9 +73,20 @@ class Flights:
         self._send(wire.TAKEN, (number, index, _NO_BOUND if over else count), None)
 
     def responses(self, head: Any, buffer: Any) -> bool:
-        """Takes a RESPONSES frame; whether a batch has been executed."""
+        """Takes a RESPONSES frame; whether a batch has been executed.
+
+        A response of a batch that is over is dropped: one thread of a decoupled model may still send while another
+        ends the request, or ``execute`` raises.
+
+        Raises:
+            ProtocolError: no such batch has been sent.
+        """
         number, last, input_end, output_start, error, entries, kinds, back = head
-        flight = self._flights[number]
+        flight = self._flights.get(number)
+        if flight is None:
+            if not 0 < number <= self._next:
+                raise wire.ProtocolError(f"responses of a batch {number} that was not sent")
+            return False
         execution = flight.execution
         flight.since = self._clock()
         if entries is None:

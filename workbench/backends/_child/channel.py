@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from workbench.backends._child import wire
@@ -152,21 +152,27 @@ class Channel:
             return
         self.send(wire.LOG, head)
 
-    def wait_for_room(self, batch: int, index: int) -> None:
-        """Before a response of a decoupled model that is not the final one: waits until enough others are taken."""
+    def wait_for_room(self, batch: int, index: int, is_over: Callable[[], bool]) -> bool:
+        """Before a response of a decoupled model that is not the final one: waits until enough others are taken.
+
+        False where ``is_over`` says meanwhile that nobody takes any more.
+        """
         key = (batch, index)
         under_way = self._under_way
+        if under_way.get(key, 0) >= wire.RESPONSE_WINDOW:
+            self._wait_until(lambda: is_over() or under_way.get(key, 0) < wire.RESPONSE_WINDOW)
         with self._condition:
-            under_way.setdefault(key, 0)
-        if under_way[key] >= wire.RESPONSE_WINDOW:
-            self._wait_until(lambda: under_way.get(key, 0) < wire.RESPONSE_WINDOW)
-        with self._condition:
+            if is_over():
+                return False
             under_way[key] = under_way.get(key, 0) + 1
+            return True
 
-    def forget_room(self, batch: int, index: int) -> None:
-        """The request has had its final response."""
+    def forget_room(self, batch: int, indices: Iterable[int]) -> None:
+        """Requests are over, as ``is_over`` says from now on: whoever waits for room need not."""
         with self._condition:
-            self._under_way.pop((batch, index), None)
+            for index in indices:
+                self._under_way.pop((batch, index), None)
+            self._condition.notify_all()
 
     def next_work(self) -> wire.Frame:
         """The next batch, or the order to finish. Blocks; the process ends here when the server is gone."""

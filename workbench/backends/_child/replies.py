@@ -48,6 +48,7 @@ class Batch:
         "output_start",
         "returned",
         "sink",
+        "size",
     )
 
     def __init__(
@@ -59,7 +60,7 @@ class Batch:
         self.sink = sink
         self.cancelled = cancelled
         self.lock = threading.Lock()
-        self.open = size
+        self.open = self.size = size
         self.returned = False
         self.left = False
         self.decoupled = False

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ from workbench.backends._child.tensors import InferenceResponse, Tensor
 class Responder:
     """Collects the answers of a batch: final ones travel with its end, others at once."""
 
-    __slots__ = ("_at_once", "_channel", "_entries", "_kinds", "_lock", "_packer", "batch", "number")
+    __slots__ = ("_at_once", "_channel", "_entries", "_kinds", "_lock", "_over", "_packer", "batch", "number")
 
     def __init__(self, channel: Channel, number: int, size: int) -> None:
         self._channel = channel
@@ -36,6 +37,7 @@ class Responder:
         self._packer = wire.Packer()
         self._kinds: Any = None
         self._at_once = False
+        self._over: set[int] = set()  # requests that have had their last response
         self.number = number
         self.batch = Batch(size, self, lambda index: channel.is_cancelled(number, index))
 
@@ -46,9 +48,9 @@ class Responder:
                 self._entries.append(entry(index, response, final, self._packer))
             return
         if final:
-            self._channel.forget_room(self.number, index)
-        else:
-            self._channel.wait_for_room(self.number, index)
+            self._close((index,))
+        elif not self._channel.wait_for_room(self.number, index, lambda: index in self._over):
+            return  # another thread of the model has ended the request meanwhile
         packer = wire.Packer()
         only = (entry(index, response, final, packer),)
         self._channel.send(wire.RESPONSES, (self.number, False, 0, 0, "", only, packer.kinds, ()), packer)
@@ -65,12 +67,18 @@ class Responder:
     def leave(self, batch: Batch, error: str) -> None:
         """The batch has been executed."""
         self._at_once = True
+        if batch.decoupled and (error or batch.given_back):
+            self._close(range(batch.size) if error else batch.given_back)
         with self._lock:
             entries, packer = self._entries, self._packer
         packed, kinds = (None, self._kinds) if self._kinds is not None else (tuple(entries), packer.kinds)
         back = tuple(batch.given_back)
         head = (self.number, True, batch.input_end, batch.output_start, error, packed, kinds, back)
         self._channel.send(wire.RESPONSES, head, packer)
+
+    def _close(self, indices: Iterable[int]) -> None:
+        self._over.update(indices)
+        self._channel.forget_room(self.number, indices)
 
 
 def entry(index: int, response: InferenceResponse | None, final: bool, packer: wire.Packer) -> tuple[Any, ...]:
