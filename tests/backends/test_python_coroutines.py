@@ -70,3 +70,23 @@ def test_what_a_coroutine_raises_is_raised_where_it_is_waited_for() -> None:
             shared.run(fail())
     assert shared.run(give(3, 0)) == 3
     shared.close()
+
+
+def test_it_runs_where_the_loop_of_a_notebook_runs() -> None:
+    shared = SharedLoop()
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("x")
+
+    async def cell() -> None:
+        here, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert shared.run(give(5, 0.001)) == 5
+        with pytest.raises(KeyError):
+            shared.run(fail())
+        assert asyncio.get_running_loop() is here
+        assert asyncio.current_task() is task
+        await asyncio.sleep(0)
+
+    asyncio.run(cell())
+    shared.close()

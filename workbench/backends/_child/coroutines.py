@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 
@@ -12,7 +13,8 @@ class SharedLoop:
     """One loop for all threads of a model, as in Triton: what one coroutine has bound to it, another may use.
 
     A thread that waits for a coroutine runs the loop itself; while another one does, it waits. So ``execute`` stays on
-    its own thread, where a debugger finds it, and nothing runs while nobody waits.
+    its own thread, where a debugger finds it, and nothing runs while nobody waits. In a notebook's cell another loop
+    runs on that thread: it is set aside meanwhile.
     """
 
     def __init__(self) -> None:
@@ -47,10 +49,11 @@ class SharedLoop:
 
     def _drive(self, done: Callable[[], bool]) -> None:
         try:
-            while not done():
-                self._loop.run_forever()
-                with self._condition:
-                    self._condition.notify_all()
+            with _set_aside():
+                while not done():
+                    self._loop.run_forever()
+                    with self._condition:
+                        self._condition.notify_all()
         finally:
             with self._condition:
                 self._running = False
@@ -65,3 +68,24 @@ class SharedLoop:
         with self._condition:
             if not self._running:
                 self._loop.close()
+
+
+@contextlib.contextmanager
+def _set_aside() -> Iterator[None]:
+    """For the time of a ``with``, no loop runs on this thread as far as asyncio knows.
+
+    ``asyncio`` gives those who make loops these functions; from 3.12 on it keeps the running task beside the loop.
+    """
+    running = asyncio._get_running_loop()
+    if running is None:
+        yield
+        return
+    swap: Any = getattr(asyncio.tasks, "_swap_current_task", None)
+    task = swap(running, None) if swap is not None else None
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(running)
+        if swap is not None:
+            swap(running, task)
