@@ -160,6 +160,17 @@ def test_a_reader_that_dawdles_holds_the_model_back(tmp_path: Path, start: Any) 
         connection.close()
 
 
+def test_inputs_larger_than_the_limit(repository: Path, start: Any, http: Http) -> None:
+    with start(repository, ServerOptions(name="small", max_input_size=1000, exit_timeout_s=5.0)) as server:
+        answer = http(server, "POST", "/v2/models/ints/generate", {"INPUT0": [1] * 126})
+        assert (answer.status, answer.json["error"]) == (
+            400,
+            "request size of 0 bytes with input 'INPUT0' of size 1008 bytes exceeds the maximum allowed input size of "
+            "1000. Use --http-max-input-size to increase the limit.",
+        )
+        assert http(server, "POST", "/v2/models/ints/generate", {"INPUT0": [1] * 125}).status == 200
+
+
 def test_a_reader_that_leaves_cancels(many: RunningServer) -> None:
     connection = HTTPConnection(many.http_url.removeprefix("http://"), timeout=10)
     connection.request("POST", "/v2/models/repeat/generate_stream", json.dumps({"COUNT": 200_000}))

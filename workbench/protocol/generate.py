@@ -84,9 +84,28 @@ def _tensor(request: InferenceRequest, spec: Mapping[str, Any], value: Any, opti
     data = value if type(value) is list else [value]
     if not data:
         return Tensor(name, datatype, (0,), np.empty(0, BY_WIRE[datatype].numpy))
+    _check_size(request, name, _size(datatype, data), options.max_input_size)
     shape = _fit(name, len(data), [int(dim) for dim in spec["shape"]])
     source = js.Source(name, datatype, request.model_name, request.id, options.max_input_size)
     return Tensor(name, datatype, shape, js.array_from_json(source, shape, data))
+
+
+def _size(datatype: str, data: Sequence[Any]) -> int:
+    """Bytes of a tensor with these elements."""
+    if datatype == "BYTES":
+        return sum(4 + len(js.encode_text(item)) for item in data if type(item) is str)
+    return len(data) * BY_WIRE[datatype].itemsize
+
+
+def _check_size(request: InferenceRequest, name: str, size: int, limit: int) -> None:
+    before = 0
+    for each in request.inputs:
+        before += each.data.nbytes if each.datatype != "BYTES" else sum(4 + len(item) for item in each.data.flat)
+    if before + size > limit:
+        raise InvalidRequest(
+            f"request size of {before} bytes with input '{name}' of size {size} bytes exceeds the maximum allowed "
+            f"input size of {limit}. Use --http-max-input-size to increase the limit."
+        )
 
 
 def _fit(name: str, count: int, dims: list[int]) -> tuple[int, ...]:
