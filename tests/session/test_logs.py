@@ -93,6 +93,10 @@ class TritonPythonModel:
         )
 """
 WAIT = "dynamic_batching { max_queue_delay_microseconds: 400000 preferred_batch_size: [ 3 ] }"
+LATE = """dynamic_batching {
+  max_queue_delay_microseconds: 400000 preferred_batch_size: [ 3 ]
+  default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 1000 }
+}"""
 STREAMS = "model_transaction_policy { decoupled: true }"
 
 
@@ -101,7 +105,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("logs") / "models"
     for name, code, more in (
         ("talks", TALKS, ""), ("batches", TALKS, WAIT), ("asks", ASKS, ""), ("quiet", QUIET, ""),
-        ("streams", DECOUPLED, STREAMS),
+        ("streams", DECOUPLED, STREAMS), ("late", QUIET, LATE),
     ):  # fmt: skip
         (root / name / "1").mkdir(parents=True)
         (root / name / "1" / "model.py").write_text(code)
@@ -288,6 +292,33 @@ def test_lines_are_followed_as_they_come(server: Server) -> None:
     new = [line for line in got[1:] if line.request_ids == (id,)]
     assert [line.text for line in new][:2] == ["asked for 3", "printed 3.0"]
     assert new[-1].text.startswith("ok in ")
+
+
+def test_each_of_many_ends_that_are_alike_is_followed(server: Server) -> None:
+    got: list[LogLine] = []
+    heard = threading.Condition()
+    enough = threading.Event()
+
+    def follow() -> None:
+        for line in server.logs(follow=True, model="late"):
+            if line.source == "request":
+                with heard:
+                    got.append(line)
+                    heard.notify_all()
+            if enough.is_set():
+                break
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    for number in range(3):
+        with pytest.raises(WorkbenchError, match="Request timeout expired"):
+            server.infer("late", {"x": np.ones((1, 1), np.float32)}, id=f"late{number}")
+        enough.set() if number == 2 else None
+        with heard:
+            assert heard.wait_for(lambda: any(f"late{number}" in line.request_ids for line in got), 60)  # noqa: B023
+    reader.join(60)
+    assert [line.request_ids for line in got] == [("late0",), ("late1",), ("late2",)]
+    assert not reader.is_alive()
 
 
 def test_verbose_lines_and_levels_follow_the_log_settings(server: Server) -> None:

@@ -9,7 +9,7 @@ end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -259,8 +259,8 @@ class LogBook:
             self._lines[key] = replace(line, response_ms=max(times), status=status, request_ids=ids)
             self._open.discard(key)
 
-    def select(self, wanted: LogFilter) -> list[LogLine]:
-        """The lines that a filter takes, by time."""
+    def select(self, wanted: LogFilter, told: frozenset[int] = frozenset()) -> list[LogLine]:
+        """The lines that a filter takes, by time; those for the ends of requests without the requests in ``told``."""
         lines = list(self._lines.values())
         ended = self._ended()
         seqs = ended["seq"]
@@ -274,9 +274,15 @@ class LogBook:
             chosen = np.isin(ended["status"], list(_FAILED)) | np.isin(seqs, list(spoke))
             if wanted.slower_than_ms is not None:
                 chosen |= ended["response_ms"] >= wanted.slower_than_ms
+        if told:
+            chosen &= ~np.isin(seqs, list(told))
         lines += _ends(np.flatnonzero(chosen), ended, raised)
         lines = sorted((line for line in lines if wanted.takes(line)), key=lambda line: line.time_ns)
         return lines if wanted.last is None else lines[-wanted.last :]
+
+    def known(self, seqs: Iterable[int]) -> frozenset[int]:
+        """Which of these requests have ended, as far as that is kept."""
+        return frozenset(self._outcomes.keys() & set(seqs))
 
     def request(self, seq: int) -> dict[str, Any] | None:
         """The record of a request that has ended, with ``response_ms``; ``children`` are of requests made for it."""
@@ -416,6 +422,7 @@ def follow(server: TellingServer, wanted: LogFilter, after: LogCursor | None) ->
     book.cursor = after or LogCursor()
     whole, kept = replace(wanted, last=None), wanted.last
     seen: set[str] = set()
+    told: frozenset[int] = frozenset()  # requests whose end has been said: those that end alike later have a new line
     while True:
         try:
             new = read_into(book, server)
@@ -424,9 +431,10 @@ def follow(server: TellingServer, wanted: LogFilter, after: LogCursor | None) ->
                 return
             raise
         if new:
-            lines = book.select(whole)
+            lines = book.select(whole, told)
             fresh = [line for line in lines if line.key not in seen]
-            seen = {line.key for line in lines}
+            seen = {line.key for line in lines if line.source != "request"}
+            told = book.known(told.union(*(line.seqs for line in lines if line.source == "request")))
             yield from fresh if kept is None else fresh[-kept:]
         kept = None
         sleep(FOLLOW_EVERY_S)
