@@ -42,6 +42,8 @@ class InferenceEngine(AskedEngine):
     ) -> InferenceResponse:
         """Runs a request and waits for its last response; from any thread but the loop's. ``once``: see ``submit``.
 
+        A small model's request may run on this thread (``engine.inline``); ``timeout_s`` does not cut that short.
+
         Raises:
             WorkbenchError: what the request failed with.
             TimedOut: no answer within ``timeout_s``; the request is cancelled.
