@@ -197,7 +197,9 @@ class Channel:
             total = sum(map(len, pieces))
             if sent < total:
                 self._sock.sendall(b"".join(pieces)[sent:])
-        except OSError:
+        except OSError as error:
+            if error.errno is None:  # a handler of signals has raised it
+                raise
             os._exit(0)  # the server has gone
 
     def _wait(self, queue: deque[wire.Frame | None]) -> wire.Frame | None:
@@ -205,27 +207,38 @@ class Channel:
         return queue.popleft()
 
     def _wait_until(self, ready: Callable[[], object]) -> None:
-        """Returns when the condition holds; reads the socket until then, unless another thread does."""
+        """Returns when the condition holds; reads the socket until then, unless another thread does.
+
+        Raises what a handler of signals raises: a model may bound its nested requests with an alarm.
+        """
         condition = self._condition
         condition.acquire()
-        while not ready():
-            if self._reading:
-                condition.wait()
-                continue
-            self._reading = True
+        try:
+            while not ready():
+                if self._reading:
+                    condition.wait()
+                    continue
+                self._reading = True
+                condition.release()
+                try:
+                    if not self._read():
+                        os._exit(0)
+                finally:
+                    condition.acquire()
+                    self._reading = False
+                    condition.notify_all()  # one of the others reads, where this thread goes away
+                self._dispatch()
+        finally:
             condition.release()
-            if not self._read():
-                os._exit(0)
-            condition.acquire()
-            self._reading = False
-            self._dispatch()
-            condition.notify_all()
-        condition.release()
 
     def _read(self) -> bool:
         try:
             return self._reader.read(self._sock) > 0
-        except (OSError, wire.ProtocolError):
+        except wire.ProtocolError:
+            return False
+        except OSError as error:
+            if error.errno is None:  # a handler of signals has raised it
+                raise
             return False
 
     def _dispatch(self) -> None:

@@ -150,7 +150,13 @@ def _serve(fd: int) -> int:
     bound = pb_utils.identify(module, *runner.identity)
     pb_utils.allow_nested(module, True)
     while True:
-        frame = channel.next_work()
+        try:
+            frame = channel.next_work()
+        except (SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # of a handler of signals: the model has set an alarm and forgotten it
+            lines.error(f"raised between two batches of '{runner.instance}': {describe(error)}", error)
+            continue
         if frame.kind == wire.FINALIZE:
             pb_utils.allow_nested(module, False)
             raised = runner.finalize()
@@ -245,6 +251,6 @@ def _leave() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except Exception:  # a model may have put anything there
             continue
     os._exit(0)
