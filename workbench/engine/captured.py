@@ -61,8 +61,8 @@ class CapturedRequests:
     """
 
     def __init__(self, limit: int = LIMIT_BYTES) -> None:
-        self._failed = _Store(limit // 2)
-        self._slow = _Store(limit // 2)
+        self._largest = limit // 2
+        self._failed, self._slow = _Store(self._largest), _Store(self._largest)
         self._slowest: dict[tuple[str, int], tuple[int, list[tuple[int, int]]]] = {}
         self._lock = threading.Lock()
 
@@ -76,7 +76,9 @@ class CapturedRequests:
         if status in ("REJECTED", "CANCELED"):
             return
         if status != "ok":
-            failed = Captured(seq, "failed", duration_ns, size_of(request), _copy(request, version))
+            if (size := size_of(request)) > self._largest:
+                return
+            failed = Captured(seq, "failed", duration_ns, size, _copy(request, version))
             with self._lock:
                 self._failed.add(failed)
             return
@@ -84,7 +86,9 @@ class CapturedRequests:
         of_epoch, longest = self._slowest.get(key, _NONE)
         if of_epoch == epoch and len(longest) == SLOWEST and duration_ns <= longest[0][0]:
             return
-        slow = Captured(seq, "slow", duration_ns, size_of(request), _copy(request, version))
+        if (size := size_of(request)) > self._largest:
+            return
+        slow = Captured(seq, "slow", duration_ns, size, _copy(request, version))
         with self._lock:
             of_epoch, longest = self._slowest.get(key, _NONE)
             if of_epoch != epoch:
@@ -137,8 +141,6 @@ class _Store:
         self._size = 0
 
     def add(self, captured: Captured) -> None:
-        if captured.size > self._limit:
-            return
         self.kept[captured.seq] = captured
         self._size += captured.size
         while self._size > self._limit:

@@ -190,11 +190,11 @@ class SessionState:
         """
         if self._book is None:
             self.server.check_logs()
-            with self._polling:
+            with self._polling:  # until the book is there: what a poll between the two reads would be missing in it
                 book = LogBook()
                 read_into(book, self.server)
-            with self._lock:
-                self._book = book
+                with self._lock:
+                    self._book = book
         with self._lock:
             return LogLines(self._book.select(wanted), self._book.cursor, self.server.name)
 
