@@ -91,7 +91,7 @@ def test_errors_do_not_end_a_stream(stub: Any) -> None:
 
 def test_errors_end_a_stream_that_wants_it(stub: Any) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        stream(stub, request("fails", 1), request("echo", 1), metadata=STRICT)
+        stream(stub, request("fails", 1), request("slow", 1), request("slow", 2), metadata=STRICT)
     assert raised.value.code() == grpc.StatusCode.INTERNAL
     assert "boom" in raised.value.details()
 

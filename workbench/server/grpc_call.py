@@ -153,10 +153,7 @@ class Call:
 
     def _late(self) -> None:
         self._timer = None
-        receiver = self.receiver
-        self.finish(DEADLINE_EXCEEDED, "Deadline Exceeded")
-        if receiver is not None:  # told last: what it then answers comes too late
-            receiver.gone()
+        self.break_off(DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def feed(self, data: bytes, last: bool) -> None:
         """Bytes of the client's messages; ``last``: no more follow."""
@@ -172,15 +169,11 @@ class Call:
                 self._feed(data, receiver)
             if last and self.receiver is not None:
                 if self.inside:
-                    self.receiver = None
-                    receiver.gone()
-                    self.finish(INTERNAL, "the last message ends too early")
+                    self.break_off(INTERNAL, "the last message ends too early")
                     return
                 receiver.half_closed()
         except BadMessage as bad:
-            self.receiver = None
-            receiver.gone()
-            self.finish(bad.status, bad.text)
+            self.break_off(bad.status, bad.text)
         except Exception as error:  # whatever a handler raises is the answer: the connection and the server stay up
             self.fail(error)
 
@@ -217,12 +210,6 @@ class Call:
             if not self.held:
                 self._carrier.resume(self)
 
-    def abandon(self) -> None:
-        """The client has gone, or nothing of it matters any more."""
-        receiver, self.receiver = self.receiver, None
-        if receiver is not None:
-            receiver.gone()
-
     # -- what goes out ------------------------------------------------------------------------------------------------
 
     def frame(self, parts: Sequence[Buffer]) -> bytes:
@@ -258,16 +245,20 @@ class Call:
             self._timer = None
         self._carrier.send_status(self, status, percent_encoded(text) if text else b"")
 
+    def break_off(self, status: int, text: str) -> None:
+        """Ends the call with a status; whoever handles it is told last, for what it then answers comes too late."""
+        receiver = self.receiver
+        self.finish(status, text)
+        if receiver is not None:
+            receiver.gone()
+
     def fail(self, error: BaseException) -> None:
         """Ends the call with the status and text of an error; one that nobody raised on purpose is logged: INTERNAL."""
-        receiver, self.receiver = self.receiver, None
-        if receiver is not None and self.started:
-            receiver.gone()
         if isinstance(error, WorkbenchError):
-            self.finish(status_number(error.code), error.message)
+            self.break_off(status_number(error.code), error.message)
             return
         LOG.error("%s failed", self.path.decode("latin-1"), exc_info=error)
-        self.finish(INTERNAL, f"internal error: {type(error).__name__}: {error}")
+        self.break_off(INTERNAL, f"internal error: {type(error).__name__}: {error}")
 
     def closed(self) -> None:
         """The stream is over, whoever ended it."""
@@ -275,7 +266,9 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.abandon()
+        receiver, self.receiver = self.receiver, None
+        if receiver is not None:
+            receiver.gone()
 
 
 def _is_whole(data: bytes) -> bool:

@@ -392,8 +392,7 @@ class GrpcConnection(asyncio.Protocol):
             if call.held or call.waiting:
                 self._inside[stream_id] = now
             elif now - since > limits.pause_s:
-                call.abandon()
-                call.finish(CANCELLED, f"a message paused for {limits.pause_s:g} s")
+                call.break_off(CANCELLED, f"a message paused for {limits.pause_s:g} s")
         if self._pinged:
             if self._heard < self._pinged and now - self._pinged > keep.timeout_ms / 1000:
                 transport.abort()

@@ -270,8 +270,7 @@ class _Stream:
                 error = refused
         if error is not None:
             if self._strict:
-                self.gone()
-                call.finish(status_number(error.code), error.message)
+                call.break_off(status_number(error.code), error.message)
                 return
             data = call.frame([self._of_request(asked, final, error.message)])
         elif data is None and asked.empty_final:
