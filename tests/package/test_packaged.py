@@ -59,6 +59,15 @@ def assert_alike(got: np.ndarray, expected: np.ndarray) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_numbers_of_numpy_keep_their_type(to: Path) -> None:
+    packaged = wb.package(helpers.in_halves, "in_halves", example_inputs={"x": ROWS}, to=to)
+    with wb.Engine(to) as server:
+        answer = server.infer(packaged.name, {"x": ROWS})
+        assert answer["scaled"].dtype == np.float32  # of an array of no axes, float64 would be made of the half
+        assert answer["kind"][0, 0] == b"float16"
+        np.testing.assert_allclose(answer["scaled"], ROWS * 1.5)
+
+
 def test_a_function_with_all_that_it_uses(to: Path) -> None:
     packaged = wb.package(helpers.score, "score", example_inputs={"x": ROWS}, to=to)
     assert packaged.max_batch_size == 32

@@ -71,6 +71,26 @@ def ask(server: Server, model: str = "twice") -> list[list[float]]:
     return server.infer(model, {"X": [[1.0, 3.0]]})["Y"].tolist()
 
 
+def test_the_options_are_listed_and_a_wrong_line_is_told_without_frames(run: Any, models: Path) -> None:
+    from IPython.utils.capture import capture_output
+
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "workbench")
+    with capture_output() as shown:
+        assert shell.run_line_magic("triton_model", "--help") is None
+    assert "--max-batch-size" in shown.stdout
+    assert "%%triton_model NAME --inputs" in shown.stdout
+    with wb.Engine(models) as server:
+        shell.user_ns["server"] = server
+        with capture_output() as shown:
+            shell.run_cell(f"%%triton_model twice\n{CELL}")
+        assert "what to do: %%triton_model twice --inputs" in shown.stdout
+        assert len(shown.stdout.strip().splitlines()) == 2
+        with capture_output() as shown:
+            shell.run_cell("%triton_model twice")
+        assert "the lines of model.py are missing" in shown.stdout
+
+
 def test_a_cell_serves_and_an_edited_one_after_it(server: Server, run: Any, models: Path) -> None:
     made = run(f"twice {OPTIONS}", CELL, server=server)
     assert isinstance(made, Applied)

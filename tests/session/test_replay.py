@@ -139,6 +139,37 @@ def test_a_record_a_row_of_the_captured_or_nothing_names_the_request(both: Serve
     assert "captured()" in caught.value.hint
 
 
+def test_the_error_of_a_model_says_how_to_look_into_it(both: Server) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        both.infer("roots", {"x": [[-1.0, 0.0]]})
+    assert "server.replay()" in caught.value.hint
+    assert 'server.logs(level="error")' in caught.value.hint
+
+
+def test_the_captured_are_a_table_and_a_list(both: Server) -> None:
+    seq = fail(both, "roots", [[-3.0, 0.0]])
+    text = repr(both.captured())
+    row = next(line for line in text.splitlines() if line.startswith(f"{seq} "))
+    assert row.split()[1:5] == ["roots", "1", "wrong", "failed"]
+    assert "replay(seq)" in text
+    assert both.captured()[-1].seq >= seq
+
+
+def test_a_traceback_in_a_notebook_has_few_frames_of_the_workbench(both: Server) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    fail(both, "roots", [[-1.0, 0.0]])
+    shell = InteractiveShell()
+    shell.user_ns["server"] = both
+    for cell, deepest in (("server.replay()", "model.py"), ('server.infer("roots", {"x": [[-1.0, 0.0]]})', "")):
+        with capture_output() as shown:
+            shell.run_cell(cell)
+        lines = shown.stdout.splitlines()
+        assert sum("File" in line and "/workbench/" in line for line in lines) <= 1, shown.stdout
+        assert deepest in shown.stdout
+
+
 def test_an_edited_file_is_what_is_replayed(both: Server, models: Path) -> None:
     seq = fail(both, "roots", [[1.0, -4.0]])
     path = models / "roots" / "1" / "model.py"

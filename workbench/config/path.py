@@ -106,7 +106,8 @@ def parse_path(path: str, *, within: MessageType | None = None) -> tuple[Step, .
         if path[at] != ".":
             raise _bad(path, at, "'.' or '[' is expected")
         if not step.picks:
-            raise _bad(path, at, f"'{found.name}' is {'a map' if found.is_map else 'a list'}: name one element")
+            what, one = ("a map", '["KEY"]') if found.is_map else ("a list", "[0]")
+            raise _bad(path, at, f"'{found.name}' is {what}: name one element, as in {found.name}{one}")
         at += 1
 
 

@@ -55,7 +55,10 @@ def from_function(function: FunctionType, wish: Wish) -> Made:
         values.append(
             "_constants = _np.load(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'constants.npz'))\n"
         )
-        values += [f"{name} = _constants[{name!r}]\n" for name in source.arrays]
+        values += [
+            f"{name} = _constants[{name!r}]{'[()]' if isinstance(value, np.generic) else ''}\n"  # a file has no scalars
+            for name, value in source.arrays.items()
+        ]
     body = "\n\n".join(each for each in ("".join(values), "\n\n".join(source.functions)) if each)
     version["model.py"] = render(
         f"The function {function.__name__}.", found, feeds, answers, call=f"return {source.name}(**feed)", body=body,

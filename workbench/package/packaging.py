@@ -107,7 +107,7 @@ def package(
     directory = repository / name
     if directory.exists() and not (overwrite and directory.is_dir()):
         raise AlreadyExists(
-            f"there is a model '{name}' already", where=str(directory), hint="another name, or overwrite=True"
+            f"there is a model '{name}' already", where=str(directory), hint="another name, or overwrite=True (--force)"
         )
     if max_batch_size is not None and max_batch_size < 0:
         raise InvalidRequest(f"max_batch_size is {max_batch_size}", hint="0 for no batching")

@@ -31,14 +31,14 @@ _SIMPLE = (type(None), bool, int, float, complex, str, bytes)
 class Source:
     """Python text that defines a function in a module of its own.
 
-    ``arrays`` are numpy arrays that it uses by name; ``modules`` the top-level packages that it imports.
+    ``arrays`` are numpy arrays and scalars that it uses by name; ``modules`` the top-level packages that it imports.
     """
 
     name: str
     imports: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
-    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    arrays: dict[str, NDArray[Any] | np.generic[Any]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
 
 
@@ -126,7 +126,7 @@ class _Collector:
             self._module(name, value, user, node)
         elif isinstance(_plain(value), FunctionType) and not _installed(value.__module__):
             self.function(name, value)
-        elif isinstance(value, np.ndarray) and value.dtype != np.object_:
+        elif isinstance(value, np.ndarray | np.generic) and value.dtype != np.object_:
             self.source.arrays[name] = value
         elif _is_simple(value):
             self.source.values.append(f"{name} = {value!r}\n")

@@ -59,7 +59,7 @@ def as_feeds(examples: Any, names: Sequence[str], *, what: str, optional: Collec
     if examples is None:
         raise InvalidRequest(
             f"example_inputs are needed to package {what}",
-            hint="give one request: example_inputs={'x': array}, with the batch axis",
+            hint="give one request: example_inputs={'x': array}, with the batch axis (--example-inputs FILE)",
         )
     if isinstance(examples, list) and examples and all(isinstance(each, Mapping) for each in examples):
         requests: list[Mapping[str, Any]] = list(examples)

@@ -37,7 +37,10 @@ def from_module(module: torch.nn.Module, wish: Wish) -> Made:
     names = list(inspect.signature(module.forward).parameters)
     feeds = as_feeds(wish.examples, names, what=f"the module {type(module).__name__}")
     if not set(feeds[0]) <= set(names):
-        raise InvalidRequest(f"the module's forward takes {', '.join(names)}, the examples have {', '.join(feeds[0])}")
+        raise InvalidRequest(
+            f"the module's forward takes {', '.join(names)}, the examples have {', '.join(feeds[0])}",
+            hint="name the examples as forward does, or give them without names: example_inputs=array",
+        )
     feeds = [{name: feed[name] for name in names if name in feed} for feed in feeds]
 
     def call(feed: Feed) -> Feed:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ FIRST_LINE = "# model.py of '{name}', the cell of %%triton_model.\n"
 
 _TENSOR = re.compile(r"(?P<name>[^:\[\]]+):(?:(?i:TYPE_))?(?P<type>[A-Za-z0-9]+)\[(?P<dims>[-\d,\s]*)\]")
 _FRAME = re.compile(r"^\s+(?P<file>.+)\((?P<line>\d+)\): (?P<name>.+)$", re.MULTILINE)
-_EXAMPLE = "%%triton_model NAME --inputs X:FP32[4] --outputs Y:FP32[4] --max-batch-size 8"
+_EXAMPLE = "%%triton_model {name} --inputs X:FP32[4] --outputs Y:FP32[4] --max-batch-size 8"
+_HOW = _EXAMPLE.format(name="NAME")
 
 
 class CellRefused(LoadFailed):
@@ -67,11 +69,27 @@ class Applied:
 def register(shell: Any) -> None:
     """Gives an IPython shell the magic."""
 
-    def triton_model(line: str, cell: str) -> Applied:
-        """Writes the cell as the model.py of a model and applies it: ``%%triton_model NAME [options]``, ``--help``."""
-        return apply(line, cell, shell.user_ns)
+    def triton_model(line: str, cell: str | None = None) -> Applied | None:
+        """Writes the cell as the model.py of a model and applies it: ``%%triton_model NAME [options]``.
 
-    shell.register_magic_function(triton_model, "cell", "triton_model")
+        ``%triton_model --help`` lists the options.
+        """
+        __tracebackhide__ = True
+        try:
+            if cell is not None:
+                return apply(line, cell, shell.user_ns)
+            _parse(line)
+            raise InvalidRequest("the lines of model.py are missing", hint=f"{_HOW}, and model.py below it")
+        except _Help as text:
+            sys.stdout.write(f"{text}\n")
+            return None
+        except WorkbenchError as error:
+            if not isinstance(error, CellRefused):  # what is wrong is the line, not a place in the workbench
+                text_lines = f"{type(error).__name__}: {error}".splitlines()
+                error._render_traceback_ = lambda: text_lines  # type: ignore[attr-defined]
+            raise
+
+    shell.register_magic_function(triton_model, "line_cell", "triton_model")
 
 
 def apply(line: str, cell: str, names: Mapping[str, Any]) -> Applied:
@@ -110,12 +128,16 @@ def apply(line: str, cell: str, names: Mapping[str, Any]) -> Applied:
     return Applied(options.name, path, (monotonic_ns() - started) / 1e6, first)
 
 
+class _Help(Exception):
+    """``--help`` was asked for; the text."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise InvalidRequest(f"%%triton_model: {message}", hint=_EXAMPLE)
+        raise InvalidRequest(f"%%triton_model: {message}", hint=_HOW)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise InvalidRequest(self.format_help(), hint=_EXAMPLE)
+        raise _Help(f"{self.format_help()}\nexample:\n  {_HOW}")
 
     def print_help(self, file: Any = None) -> None:
         """Said by ``exit``."""
@@ -134,7 +156,7 @@ def _parse(line: str) -> argparse.Namespace:
     try:
         return parser.parse_args(shlex.split(line))
     except ValueError as error:
-        raise InvalidRequest(f"%%triton_model: {error}", hint=_EXAMPLE) from None
+        raise InvalidRequest(f"%%triton_model: {error}", hint=_HOW) from None
 
 
 def _server(names: Mapping[str, Any], wanted: str | None) -> Server:
@@ -208,7 +230,7 @@ def _config(directory: Path, options: argparse.Namespace, source: str) -> bytes:
         if not (options.inputs and options.outputs) and "auto_complete_config" not in source:
             raise InvalidRequest(
                 f"what does '{options.name}' take and give? It is new, and the cell has no auto_complete_config",
-                hint=_EXAMPLE,
+                hint=_EXAMPLE.format(name=options.name),
             )
         if options.max_batch_size:
             edits.append(Edit("dynamic_batching", "set", {}))

@@ -31,6 +31,7 @@ _WRONG_INPUT = re.compile(r"unexpected inference input|expected (\d+ inputs|numb
 _WRONG_OUTPUT = re.compile(r"unexpected inference output")
 _WRONG_DATATYPE = re.compile(r"inference input '(?P<name>[^']*)' data-type is")
 _WRONG_SHAPE = re.compile(r"unexpected shape for input '(?P<name>[^']*)'|input '(?P<bare>[^']*)' has no shape")
+_MODEL_RAISED = re.compile(r"Failed to process the request\(s\) for model (?P<died>instance )?'")
 _TOO_MANY_ROWS = re.compile(r"batch-size must be <= (?P<limit>\d+)")
 
 
@@ -71,6 +72,12 @@ def _about_request(server: Server, model: str, text: str, request: InferenceRequ
             f"POST /v2/models/{model}/generate_stream, over gRPC from ModelStreamInfer, from an engine in this kernel "
             "with server.engine.infer_stream(request)"
         )
+    raised = _MODEL_RAISED.search(text)
+    if raised:
+        server.captured()  # a remote Triton keeps none: nothing to say
+        if raised["died"]:  # what hung or killed the process would do so to this kernel
+            return f"server.logs(model={model!r}) says where it was"
+        return 'server.replay() runs it again in this kernel, server.logs(level="error") has the traceback'
     if _WRONG_INPUT.search(text):
         return f"the inputs of '{model}' are {describe(server.model_metadata(model)['inputs'])}"
     if _WRONG_OUTPUT.search(text):

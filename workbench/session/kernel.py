@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.config import Edit
 from workbench.engine import EngineOptions, InferenceEngine
-from workbench.engine.captured import CapturedRow
 from workbench.engine.options import BACKEND_DIRECTORY, scheduling_hooks
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
@@ -19,7 +18,7 @@ from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
 from workbench.session.opening import PathLike, repositories
 from workbench.session.pipelines import traffic_frame
-from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
+from workbench.session.results import CapturedRows, ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server
 from workbench.telemetry import Device
 
@@ -197,9 +196,9 @@ class Engine(Server):
         control.update(dict(changes))
         return control.current()
 
-    def captured(self) -> list[CapturedRow]:
+    def captured(self) -> CapturedRows:
         """The requests whose inputs are kept, by ``seq``."""
-        return self.engine.captured.rows()
+        return CapturedRows(self.engine.captured.rows())
 
     def captured_request(self, seq: int) -> InferenceRequest:
         """A kept request, with its inputs."""

@@ -184,7 +184,10 @@ def profile(
     """Measures one load point; see ``Server.profile``."""
     loads = loads_of(concurrency, rate, options)
     if len(loads) != 1:
-        raise InvalidRequest("profile measures one load point", hint="give concurrency or rate; a sweep takes lists")
+        raise InvalidRequest(
+            "profile measures one load point",
+            hint="give concurrency or rate; several: server.sweep(model, {}, concurrency=[1, 4])",
+        )
     with server.session.measuring_window(), Measurer(SessionTarget(server), model, inputs=inputs) as measurer:
         return measurer.measure(loads[0])
 

@@ -21,7 +21,7 @@ from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
 from workbench.session.owned import OwnedProcess, log_path, tail
 from workbench.session.pipelines import composing_models, traffic_frame
-from workbench.session.results import ConfigureResult, ConfigView, SaveResult, Statistics
+from workbench.session.results import CapturedRows, ConfigureResult, ConfigView, SaveResult, Statistics
 from workbench.session.server import Server
 
 if TYPE_CHECKING:
@@ -233,9 +233,9 @@ class WorkbenchServer(ClientServer):
         """Events after a sequence number."""
         return self._control.events(after)
 
-    def captured(self) -> list[CapturedRow]:
+    def captured(self) -> CapturedRows:
         """The requests whose inputs are kept, by ``seq``."""
-        return [CapturedRow(**row) for row in self._control.captured()]
+        return CapturedRows(CapturedRow(**row) for row in self._control.captured())
 
     def captured_request(self, seq: int) -> InferenceRequest:
         """A kept request, with its inputs."""

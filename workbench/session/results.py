@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from numpy.typing import NDArray
 
+from workbench.engine.captured import CapturedRow
 from workbench.engine.options import ConfigureResult, SaveResult
 from workbench.protocol.tensors import InferenceResponse
 
@@ -242,3 +243,20 @@ class ConfigView:
     def __repr__(self) -> str:
         state = "applied, not saved" if self.dirty else "as saved"
         return f"# {self.model}: config_epoch {self.epoch}, {state}\n{self.text}"
+
+
+class CapturedRows(list[CapturedRow]):
+    """Kept requests, by ``seq``; shown as a table."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no request is kept"
+        rows = [
+            (
+                str(row.seq), row.model, str(row.version), row.request_id, row.why, f"{row.duration_ns / 1e6:.1f} ms",
+                f"{row.size:,}",
+            )
+            for row in self
+        ]  # fmt: skip
+        headers = ("seq", "model", "version", "id", "why", "response", "bytes")
+        return _table(headers, rows) + "\nreplay(seq) runs one again in this kernel, resend(seq) at the server"

@@ -146,7 +146,7 @@ class Server(TellingServer):
             return Result(self._infer(request, timeout_s))
         except WorkbenchError as error:
             explain(self, model, error, request)
-            raise
+            raise error.with_traceback(None) from None  # the frames below are ours; a notebook would show them all
 
     def _tensors(self, model: str, inputs: Mapping[str, Any]) -> list[Tensor]:
         if not isinstance(inputs, Mapping):
@@ -203,6 +203,7 @@ class Server(TellingServer):
         """
         from workbench.session.replay import resend
 
+        __tracebackhide__ = True
         return resend(self, record, timeout_s)
 
     # -- configuration --------------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from workbench.session.pipelines import breakdown_frame, composing_models
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.engine.captured import CapturedRow
     from workbench.protocol.tensors import InferenceRequest
     from workbench.records import Event, RecordColumns
-    from workbench.session.results import ConfigView
+    from workbench.session.results import CapturedRows, ConfigView
 
 
 LOG_SETTINGS = ("log_info", "log_warning", "log_error", "log_verbose_level", "log_format", "log_file")
@@ -151,7 +150,7 @@ class TellingServer(ABC):
                 raise InvalidRequest(f"no log setting {name!r}", where="log_settings()", hint=f"there are: {known}")
         return self._log_settings(changes)
 
-    def captured(self) -> list[CapturedRow]:
+    def captured(self) -> CapturedRows:
         """The requests whose inputs are kept, by ``seq``: failed ones and each model's slowest (64 MiB in all)."""
         raise Unsupported(f"{self._who()} keeps no requests", hint="serve its repository here")
 

@@ -155,6 +155,7 @@ class Runner:
 
     def execute(self, requests: list[Any], batch: Batch) -> None:
         """Runs a batch; answers go through ``batch``. Raises nothing."""
+        __tracebackhide__ = True  # replay() shows the model's own frames
         batch.decoupled = self.decoupled
         batch.model, batch.instance = self.args["model_name"], self.instance
         replies: list[Reply] = [request._reply for request in requests]
