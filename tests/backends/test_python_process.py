@@ -67,7 +67,7 @@ def test_a_dead_process_fails_its_batch_and_comes_back(host: Host, open_in: Call
         with pytest.raises(InstanceDied) as caught:
             batch.one(index)
         assert caught.value.message == "Stub process 'm_0' is not healthy."
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15  # it does not wait for anything
     assert batch.finishes == 1
     host.wait(lambda: len(host.states) == 2)
     (name, healthy, why, gone), back = host.states
@@ -281,7 +281,7 @@ def test_close_ends_a_model_that_does_not_finish(host: Host, open_in: Callable[.
     process = psutil.Process(pid_of(model))
     started = time.monotonic()
     model.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # finalize would take 60
     assert not process.is_running()
     assert any("the process was killed" in message for _, message, _ in host.logs)
 
@@ -294,7 +294,7 @@ def test_close_during_a_restart_leaves_nothing(host: Host, open_in: Callable[...
     time.sleep(pause)  # from before the start of the new process to after its initialize
     started = time.monotonic()
     model.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert psutil.Process().children(recursive=True) == []
 
 
@@ -361,7 +361,7 @@ if x[0, 0] < 0:
     started = time.monotonic()
     with pytest.raises(InstanceDied):
         model.run(-X).one()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30  # the helper would stay for 60
     assert model.run(X).one().as_numpy("OUT").tolist() == X.tolist()
     helper = int(mark.read_text())
     if psutil.pid_exists(helper):

