@@ -170,6 +170,17 @@ def test_an_earlier_model_is_only_replaced_when_asked(to: Path) -> None:
         wb.package(helpers.made(2.0), "x", to=to)
 
 
+@pytest.mark.parametrize("none", [[], {}, ()], ids=repr)
+@pytest.mark.parametrize("estimator", [False, True], ids=["function", "estimator"])
+def test_no_examples_are_refused_in_words(to: Path, estimator: bool, none: Any) -> None:
+    thing = classifier() if estimator else helpers.made(2.0)
+    with pytest.raises(InvalidRequest, match="example_inputs are needed to package"):
+        wb.package(thing, "x", example_inputs=none, to=to)
+    with pytest.raises(InvalidRequest, match="has no rows"):
+        wb.package(thing, "x", example_inputs=ROWS[:0], to=to)
+    assert list(to.iterdir()) == []
+
+
 def classifier() -> Any:
     from sklearn.ensemble import RandomForestClassifier
 

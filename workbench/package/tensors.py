@@ -56,7 +56,7 @@ def as_feeds(examples: Any, names: Sequence[str], *, what: str, optional: Collec
     Raises:
         InvalidRequest: they are none of that, or a value is no tensor.
     """
-    if examples is None:
+    if examples is None or (isinstance(examples, list | tuple | Mapping) and not examples):
         raise InvalidRequest(
             f"example_inputs are needed to package {what}",
             hint="give one request: example_inputs={'x': array}, with the batch axis (--example-inputs FILE)",
@@ -128,7 +128,13 @@ def signature(call: Call, feeds: Sequence[Feed], *, batching: bool | None) -> tu
         feeds: the examples.
         batching: whether the first axis is the batch; None tries it: the rows of a request are to be answered alone
             as together.
+
+    Raises:
+        InvalidRequest: an example has no rows, or its rows are not answered alone as together where they have to be.
     """
+    empty = next((name for feed in feeds for name, array in feed.items() if array.shape[:1] == (0,)), None)
+    if empty is not None:
+        raise InvalidRequest(f"the example of '{empty}' has no rows", hint="give at least one: a request that is real")
     answers = [call(feed) for feed in feeds]
     why = ""
     if batching is None:
