@@ -161,7 +161,7 @@ def _json(parameters: Any) -> str:
 
 
 def _to_protocol(tensor: ModelTensor) -> Tensor:
-    array = tensor.as_numpy()
+    array = tensor.as_numpy().copy()  # the model may write to its own at once, as after Triton has sent it
     if tensor._datatype == "BYTES":
         array = as_bytes_array(array)
     return Tensor(tensor._name, tensor._datatype, array.shape, array)

@@ -176,8 +176,7 @@ class Tensor:
             self._array = array
             self._source = None
         elif self._source is not None:  # thread mode: an array that belongs to the request
-            if not array.flags.writeable:
-                array = self._array = array.copy()
+            array = self._array = array.copy()  # whoever has sent it, other steps and the record of it have it too
             self._source = None
         return array
 
