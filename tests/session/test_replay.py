@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -75,6 +76,19 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", x + number)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+WAITS = """import asyncio
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        await asyncio.sleep(0.001)
+        x = pb_utils.get_input_tensor_by_name(requests[0], "x").as_numpy()
+        if x.min() < 0:
+            raise ValueError("below zero")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])]
+"""
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 
 
@@ -90,6 +104,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_python(root, "roots", ROOTS)
     add_python(root, "asks", ASKS)
     add_python(root, "streams", STREAMS, DECOUPLED)
+    add_python(root, "waits", WAITS)
     add_model(root, "double")
     return root
 
@@ -122,8 +137,9 @@ def test_a_failed_request_is_raised_again_where_the_model_raised_it(
 
 
 def test_a_record_a_row_of_the_captured_or_nothing_names_the_request(both: Server) -> None:
+    fail(both, "roots", [[-2.0, 0.0]])
     seq = fail(both, "roots", [[-1.0, 0.0]])
-    records = both.records()
+    records = both.records()  # of several requests
     row = records[records["seq"] == seq]
     kept = next(each for each in both.captured() if each.seq == seq)
     assert (kept.model, kept.version, kept.request_id, kept.why) == ("roots", 1, "wrong", "failed")
@@ -168,6 +184,16 @@ def test_a_traceback_in_a_notebook_has_few_frames_of_the_workbench(both: Server)
         lines = shown.stdout.splitlines()
         assert sum("File" in line and "/workbench/" in line for line in lines) <= 1, shown.stdout
         assert deepest in shown.stdout
+
+
+def test_coroutines_are_replayed_in_a_cell_where_the_notebooks_loop_runs(both: Server) -> None:
+    seq = fail(both, "waits", [[-1.0, 0.0]])
+
+    async def cell() -> None:
+        with pytest.raises(ValueError, match="below zero"):
+            both.replay(seq)
+
+    asyncio.run(cell())
 
 
 def test_an_edited_file_is_what_is_replayed(both: Server, models: Path) -> None:
