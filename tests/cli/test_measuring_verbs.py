@@ -39,6 +39,24 @@ def test_profile_measures_a_range_and_stores_it(runs: str, capsys: pytest.Captur
     assert "concurrency 3" in capsys.readouterr().out
 
 
+def test_a_file_says_what_is_sent(
+    runs: str, tmp_path: Path, server: WorkbenchServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = ["profile", "magika", "-u", server.url, "--runs", runs, *FAST]
+    main(far)
+    assert "random numbers" in (shown := capsys.readouterr().out)
+    assert "--input-data FILE" in shown
+    path = tmp_path / "inputs.json"
+    path.write_text(json.dumps({"data": [{"bytes": {"content": [1] * 2048}}]}))
+    main([*far, "--input-data", str(path)])
+    assert "random numbers" not in capsys.readouterr().out
+    path.write_text(json.dumps({"data": [{"bytes": {"content": [1] * 3}}]}))
+    main([*far, "--input-data", str(path)])
+    assert capsys.readouterr().out.count("3 elements do not fill shape [2048]") == 1
+    assert main([*far, "--input-data", str(tmp_path / "none.json")]) != 0
+    assert "no such file of inputs" in "".join(capsys.readouterr())
+
+
 def test_streams_have_a_table_of_their_own(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["profile", "magika", "--server", "cli-test", "--streaming", "--runs", runs, *FAST])
     shown = capsys.readouterr().out

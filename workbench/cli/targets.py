@@ -66,6 +66,11 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         "-b", "--batch-size", type=int, default=1, metavar="ROWS", help="rows of a request (default: %(default)s)"
     )
     parser.add_argument(
+        "--input-data",
+        metavar="FILE",
+        help="what to send, as perf_analyzer's (default: the model's example_inputs.json)",
+    )
+    parser.add_argument(
         "--streaming",
         action="store_true",
         help="send to the endpoint that streams responses and stamp each of them (a decoupled model always)",
@@ -90,6 +95,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         "concurrency": concurrency or None,
         "rate": rate or None,
         "distribution": args.request_distribution,
+        "inputs": args.input_data,
         "batch_size": args.batch_size,
         "warmup_s": args.warmup,
         "seed": args.random_seed,
@@ -194,13 +200,16 @@ def print_streams(points: Any, paths: Sequence[str] = ()) -> None:
 
 def say_reasons(points: Any) -> None:
     """Prints why points are not valid, not stable or failed: each reason once, with the points that it is about."""
+    from workbench.profiling.requests import RANDOM_INPUTS
     from workbench.tuning.choice import describe
 
     about: dict[str, list[str]] = {}
     for point in points:
-        reason = "; ".join((*point.reasons, *([point.error] if point.error else [])))
+        reason = "; ".join(dict.fromkeys((*point.reasons, *([point.error] if point.error else []))))
         if reason:
             about.setdefault(reason, []).append(describe(point))
     for reason, places in about.items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         print(f"  ! {places[0]}{more}: {reason}")
+    for note in dict.fromkeys(note for point in points for note in point.notes if note.startswith(RANDOM_INPUTS)):
+        print(f"  {note}")

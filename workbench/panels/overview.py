@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
-COLUMNS = "minmax(150px,2fr) 88px minmax(80px,1fr) 62px 62px 62px 52px 66px 58px 58px 44px"  # model … failed
+COLUMNS = (  # model … failed; beside an open sidebar of JupyterLab there are some 750 px
+    "minmax(110px,2fr) 84px minmax(56px,1fr) minmax(48px,62px) 54px 54px 44px minmax(46px,66px) "
+    "minmax(50px,58px) minmax(50px,58px) minmax(34px,44px)"
+)
 HEADERS = (
     "model",
     "state",

@@ -11,19 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import ConfigError, InvalidRequest
+from workbench.errors import ConfigError, InvalidRequest, NotFound
 from workbench.profiling.load import Load
 from workbench.profiling.target import Target, directory_of
 from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
 from workbench.protocol.tensors import InferenceRequest, Tensor, as_bytes_array
 from workbench.repository.example_inputs import FILE_NAME, InputSpec, inputs_of, load_example_inputs
 
-Inputs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+Inputs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path | None
 """Inputs given by hand: one request's arrays by name, or several requests' in rotation; as they are sent, so with the
-batch dimension where the model has one. None takes the model's example inputs."""
+batch dimension where the model has one. A path names a file as perf_analyzer's --input-data, of rows. None takes the
+model's example inputs."""
 
 EXAMPLES = 16
 """How many different requests are sent in rotation."""
+
+RANDOM_INPUTS = "the inputs are random numbers of small range"
+"""How the note of a point begins that was measured without example inputs."""
 
 _MAX_BYTES = 64 * 2**20
 
@@ -43,10 +47,14 @@ def prepare(target: Target, model: str, config: Mapping[str, Any], load: Load, i
 
     Raises:
         ConfigError: the example inputs cannot be read, or shapes are not known.
+        NotFound: there is no such file of inputs.
         InvalidRequest: the load's batch size does not fit the model.
     """
     largest = int(config.get("max_batch_size", 0) or 0)
-    if inputs is not None:
+    file = Path(inputs).expanduser() if isinstance(inputs, str | Path) else None
+    if file is not None and not file.is_file():
+        raise NotFound("there is no such file of inputs", where=str(file))
+    if inputs is not None and not isinstance(inputs, str | Path):
         examples = [dict(inputs)] if isinstance(inputs, Mapping) else [dict(example) for example in inputs]
         if not examples:
             raise InvalidRequest("no inputs were given", where=f"model '{model}'")
@@ -56,12 +64,14 @@ def prepare(target: Target, model: str, config: Mapping[str, Any], load: Load, i
             f"model '{model}' takes no batches (max_batch_size is 0), but the load sends {load.batch_size} rows",
             hint="use batch_size 1, or set max_batch_size",
         )
-    directory = directory_of(target, model)
+    directory = file or directory_of(target, model)
     specs, optional = inputs_of(config)
     notes: list[str] = []
-    if directory is None or not (directory / FILE_NAME).is_file():
+    if file is not None:
+        source = file.name
+    elif directory is None or not (directory / FILE_NAME).is_file():
         place = "its directory is not on this machine" if directory is None else f"it has no {FILE_NAME}"
-        notes.append(f"the inputs are random numbers of small range: {place}")
+        notes.append(f"{RANDOM_INPUTS}: {place}; give inputs=FILE (--input-data FILE)")
         source = "random"
     else:
         source = str(FILE_NAME)

@@ -89,7 +89,8 @@ def load_example_inputs(
     """``count`` requests for a model; the same arguments give the same bytes, and a larger count only adds to the end.
 
     Args:
-        model_dir: the model's directory; without ``example_inputs.json`` all inputs are drawn at random.
+        model_dir: the model's directory, or a file of that form; without ``example_inputs.json`` all inputs are drawn
+            at random.
         inputs: name, data type and dims (without the batch axis) of each input, as in the model's configuration.
         seed: of the order in which examples are taken and of every random draw.
         batch_size: rows of a request. 0 for a model whose ``max_batch_size`` is 0: no batch axis. The rows of a
@@ -153,7 +154,7 @@ def _specs(inputs: Sequence[InputSpec], optional: Collection[str]) -> list[Input
 
 
 def _read(model_dir: Path, specs: Sequence[InputTensor]) -> _File:
-    path = model_dir / FILE_NAME
+    path = model_dir if model_dir.is_file() else model_dir / FILE_NAME
     file = _File(path)
     try:
         text = read_regular(path).decode("utf-8")

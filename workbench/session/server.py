@@ -276,7 +276,8 @@ class Server(TellingServer):
             model: what to ask.
             concurrency: clients of a closed loop.
             rate: requests/s of an open loop.
-            options: ``inputs`` (what to send; by default the model's example inputs), ``duration_s``, ``warmup_s``,
+            options: ``inputs`` (what to send: arrays by name, several such, or a file as perf_analyzer's --input-data;
+                by default the model's example inputs), ``duration_s``, ``warmup_s``,
                 ``batch_size``, ``seed``, ``distribution`` (``poisson`` or ``constant``) and the rest of ``Load``.
         """
         from workbench.session.measuring import profile
