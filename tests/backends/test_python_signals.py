@@ -73,3 +73,22 @@ def test_a_model_that_has_put_something_else_there_ends_well(host: Host, tmp_pat
 
 def indented(text: str) -> str:
     return "\n".join("    " + line for line in text.splitlines())
+
+
+@pytest.mark.parametrize("then", ["pass", "raise ValueError('in the child')", "nested.exec()"])
+def test_a_forked_process_that_comes_back_takes_nothing_from_the_model(host: Host, tmp_path: Path, then: str) -> None:
+    code = (
+        "nested = pb_utils.InferenceRequest(model_name='m', requested_output_names=['OUT'],\n"
+        "                                   inputs=[pb_utils.Tensor('IN', x)])\n"
+        "child = os.fork() if x[0][0] == 1 else None\n"
+        f"if child == 0:\n    {then}\n"
+        "if child: os.waitpid(child, 0)\n" + answer("np.array([[os.getpid()]], np.float32)")
+    )
+    model = open_model(host, tmp_path, "m", body(code), "")
+    for _ in range(3):
+        assert model.run(X).one().as_numpy("OUT").tolist() == [[model.instance.pid]]
+        assert model.run(X * 0).one().as_numpy("OUT").tolist() == [[model.instance.pid]]
+    assert not host.states, "its process has lived on"
+    host.wait(
+        lambda: any("A process that the model has forked cannot reach the server" in text for _, text, _ in host.logs)
+    )

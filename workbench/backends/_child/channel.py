@@ -32,7 +32,7 @@ class Channel:
         self._send_lock = threading.Lock()
         self._sending = 0  # the thread that holds the lock
         self._late: deque[Any] = deque()
-        self._pid = os.getpid()
+        self._forked = False
         self._slabs = Slabs()
         self._reader = wire.FrameReader()
         self._condition = threading.Condition(threading.Lock())
@@ -104,13 +104,23 @@ class Channel:
 
     # Frames
 
+    def is_forked(self) -> None:
+        """This is a process that the model has forked: it must not write into the model's frames, or take them."""
+        self._forked = True
+
     def send_fd(self, kind: int, head: Any, fd: int) -> None:
         """Sends a frame with a descriptor. Thread-safe."""
         with self._send_lock:
             self._send(wire.encode(kind, (self._slabs.outgoing(), head), fds=1), fd)
 
     def send(self, kind: int, head: Any, packer: wire.Packer | None = None) -> None:
-        """Sends a frame; a large payload goes through a slab. Thread-safe, blocks while the server does not read."""
+        """Sends a frame; a large payload goes through a slab. Thread-safe, blocks while the server does not read.
+
+        Raises:
+            TritonModelException: in a process that the model has forked.
+        """
+        if self._forked:
+            raise TritonModelException("A process that the model has forked cannot reach the server.")
         with self._send_lock:
             self._sending = threading.get_ident()
             try:
@@ -135,7 +145,7 @@ class Channel:
 
     def _log(self, level: str, text: str, source: str, file: str, line: int, trace: str, batch: Any) -> None:
         """A line for the server's log (see ``lines.Send``)."""
-        if os.getpid() != self._pid:  # a process that the model forked must not write into this one's frames
+        if self._forked:
             os.write(2, f"{text}\n".encode("utf-8", "replace"))
             return
         number = 0 if batch is None else batch.sink.number

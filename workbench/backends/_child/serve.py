@@ -120,6 +120,7 @@ def _serve(fd: int) -> int:
     sock = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
     channel = Channel(sock)
+    os.register_at_fork(after_in_child=channel.is_forked)
     setup = channel.next_work().head
     die_with_parent(setup["parent"])
     lines = channel.lines
