@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workbench.session.state import SessionSnapshot
 
 COLUMNS = (  # model … failed; beside an open sidebar of JupyterLab there are some 750 px
-    "minmax(110px,2fr) 84px minmax(56px,1fr) minmax(48px,62px) 54px 54px 44px minmax(46px,66px) "
+    "minmax(110px,2fr) 84px minmax(74px,1fr) minmax(48px,62px) 58px 54px 44px minmax(46px,66px) "
     "minmax(50px,58px) minmax(50px,58px) minmax(34px,44px)"
 )
 HEADERS = (
