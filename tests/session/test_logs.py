@@ -269,6 +269,12 @@ def test_filters(server: Server) -> None:
     assert {line.request_ids for line in lines if line.seqs} == {(again,)}
     with pytest.raises(InvalidRequest, match="no level 'loud'"):
         server.logs(level="loud")
+    wrongs: list[Any] = [1.5, True, [1]]
+    for wrong in wrongs:
+        with pytest.raises(InvalidRequest, match="request is the number of a record or an id"):
+            server.logs(request=wrong)
+    number: Any = np.int64(10**9)  # as a row of records() has it
+    assert len(server.logs(request=number)) == 0
 
 
 def test_lines_are_followed_as_they_come(server: Server) -> None:

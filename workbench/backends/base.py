@@ -290,9 +290,9 @@ class LoadedModel(Protocol):
 
     One that has ``checks_batch_size = False`` takes warm-up of more requests than max_batch_size; the others refuse it,
     as Triton's do. One that has ``any_thread = True`` has thread instances that execute on whatever thread asks, one
-    batch at a time: they keep nothing that is bound to a thread. One that has ``counts_failed_batches = True`` has batches counted although all their requests failed
-    (as Triton's Python backend does). One that has processes, or hands tensors on, counts the bytes in ``traffic``, a
-    ``Traffic``.
+    batch at a time: they keep nothing that is bound to a thread. One that has ``counts_failed_batches = True`` has
+    batches counted although all their requests failed (as Triton's Python backend does). One that has processes, or
+    hands tensors on, counts the bytes in ``traffic``, a ``Traffic``.
     """
 
     reads_max_batch_size: bool

@@ -111,7 +111,7 @@ class LogFilter:
     """Which lines are wanted; see ``Server.logs``.
 
     Raises:
-        InvalidRequest: there is no such level, or a time that is none.
+        InvalidRequest: there is no such level, or a time or a request that is none.
     """
 
     model: str | None = None
@@ -124,6 +124,12 @@ class LogFilter:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise InvalidRequest(f"no level {self.level!r}", where="logs()", hint=f"there are: {', '.join(LEVELS)}")
+        if isinstance(self.request, bool) or not isinstance(self.request, int | np.integer | str | None):
+            raise InvalidRequest(
+                f"request is the number of a record or an id, got {self.request!r:.80}",
+                where="logs()",
+                hint="seq of a row of records(), or the id as a text",
+            )
         if self.slower_than_ms is not None and not self.slower_than_ms >= 0:
             raise InvalidRequest(f"slower_than_ms is a time, got {self.slower_than_ms!r}", where="logs()")
         if self.last is not None and self.last < 1:
