@@ -31,7 +31,8 @@ _WRONG_INPUT = re.compile(r"unexpected inference input|expected (\d+ inputs|numb
 _WRONG_OUTPUT = re.compile(r"unexpected inference output")
 _WRONG_DATATYPE = re.compile(r"inference input '(?P<name>[^']*)' data-type is")
 _WRONG_SHAPE = re.compile(r"unexpected shape for input '(?P<name>[^']*)'|input '(?P<bare>[^']*)' has no shape")
-_MODEL_RAISED = re.compile(r"Failed to process the request\(s\) for model (?P<died>instance )?'")
+_MODEL_RAISED = re.compile(r"Failed to process the request\(s\) for model '")
+_MODEL_DIED = re.compile(r"Failed to process the request\(s\) for model instance '|^Stub process '.*' is not healthy")
 _TOO_MANY_ROWS = re.compile(r"batch-size must be <= (?P<limit>\d+)")
 
 
@@ -72,10 +73,9 @@ def _about_request(server: Server, model: str, text: str, request: InferenceRequ
             f"POST /v2/models/{model}/generate_stream, over gRPC from ModelStreamInfer, from an engine in this kernel "
             "with server.engine.infer_stream(request)"
         )
-    raised = _MODEL_RAISED.search(text)
-    if raised:
+    if _MODEL_RAISED.search(text) or _MODEL_DIED.search(text):
         server.captured()  # a remote Triton keeps none: nothing to say
-        if raised["died"]:  # what hung or killed the process would do so to this kernel
+        if _MODEL_DIED.search(text):  # what hung or killed the process would do so to this kernel
             return f"server.logs(model={model!r}) says where it was"
         return 'server.replay() runs it again in this kernel, server.logs(level="error") has the traceback'
     if _WRONG_INPUT.search(text):

@@ -8,6 +8,7 @@ end.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -228,6 +229,11 @@ class LogBook:
 
     def _add_event(self, event: Event) -> None:
         line = _of_event(event)
+        if event.kind == "instance" and any(
+            (each.model, each.text) == (line.model, line.text)
+            for each in itertools.islice(reversed(self._lines.values()), 50)
+        ):
+            return  # the log has said it
         self._lines[line.key] = line
         if line.seqs:
             self._open.add(line.key)
