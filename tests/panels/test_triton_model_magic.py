@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import workbench as wb
 from workbench.errors import InvalidRequest, Unsupported, WorkbenchError
-from workbench.panels.magic import Applied, CellRefused
+from workbench.panels.magic import Applied, CellRefused, apply
 from workbench.session.server import Server
 
 OPTIONS = "--inputs X:FP32[2] --outputs Y:FP32[2] --max-batch-size 4"
@@ -252,3 +252,21 @@ def test_a_server_elsewhere_takes_no_cell(models: Path, run: Any) -> None:
         pytest.raises(Unsupported, match="not on this machine"),
     ):
         run(f"twice {OPTIONS} --server remote", CELL, remote=remote)
+
+
+def test_a_version_that_would_not_be_served_is_refused(run: Any, server: Server, models: Path) -> None:
+    run(f"twice {OPTIONS} --version 2", CELL, server=server)
+    with pytest.raises(InvalidRequest, match="versions are numbered from 1"):
+        run("twice --version 0", CELL, server=server)
+    with pytest.raises(CellRefused, match="version 1 is not served: version_policy chooses 2"):
+        run("twice --version 1", CELL.replace("factor = 2", "factor = 5"), server=server)
+    assert ask(server) == [[2.0, 6.0]]
+    assert sorted(path.name for path in (models / "twice").iterdir() if path.is_dir()) == ["2"]
+    run("twice --version 3", CELL.replace("factor = 2", "factor = 3"), server=server)
+    assert ask(server) == [[3.0, 9.0]]
+
+
+def test_a_cell_that_is_no_unicode_is_refused_in_words(server: Server, models: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"no UTF-8 form: '\\udc80' in line 2"):
+        apply(f"twice {OPTIONS}", "x = '\udc80'\n", {"server": server})
+    assert not (models / "twice").exists()

@@ -111,7 +111,10 @@ def apply(line: str, cell: str, names: Mapping[str, Any]) -> Applied:
     server = _server(names, options.server)
     directory = _directory(server, options)
     first = not (directory / "config.pbtxt").is_file()
-    path = directory / str(options.version or _latest(directory)) / "model.py"
+    version = _latest(directory) if options.version is None else options.version
+    if version < 1:
+        raise InvalidRequest(f"%%triton_model: --version {version}: versions are numbered from 1", hint=_HOW)
+    path = directory / str(version) / "model.py"
     source = FIRST_LINE.format(name=options.name) + cell
     config = _config(directory, options, source)
     _compile(source, path, options.name)
@@ -125,6 +128,13 @@ def apply(line: str, cell: str, names: Mapping[str, Any]) -> Applied:
             if serves:
                 kept.restore()
             raise _refused(options.name, error.message, path, source, serves=serves) from None
+        rows = server.repository_index(ready=True)
+        served = [row["version"] for row in rows if row["name"] == options.name and row.get("version")]
+        if served and str(version) not in served:
+            text = f"version {version} is not served: version_policy chooses {', '.join(served)}"
+            kept.restore(also_new=True)
+            server.load(options.name)
+            raise _refused(options.name, text, path, source, serves=True)
     return Applied(options.name, path, (monotonic_ns() - started) / 1e6, first)
 
 
@@ -254,7 +264,13 @@ def _tensor(text: str) -> dict[str, Any]:
 def _compile(source: str, path: Path, name: str) -> None:
     """Refuses what is no Python, before anything is written."""
     try:
-        compile(source, str(path), "exec")
+        compile(source.encode(), str(path), "exec")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the cell of model '{name}' has no UTF-8 form: {error.object[error.start]!r} in line "
+            f"{source.count(chr(10), 0, error.start) + 1}",
+            hint="write it as an escape",
+        ) from None
     except SyntaxError as error:
         text = f"{type(error).__name__}: {error.msg}"
         head = f"model '{name}' is not applied: the cell is no Python"
@@ -288,11 +304,16 @@ class _Kept:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths if path.is_file()}
+        self._new = [path for path in paths if path not in self._files]
 
-    def restore(self) -> None:
+    def restore(self, also_new: bool = False) -> None:
         for path, (data, time) in self._files.items():
             _write(path, data)
             os.utime(path, ns=(time, time))
+        for path in self._new if also_new else ():
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it holds something else
+                path.parent.rmdir()
 
 
 @contextlib.contextmanager
