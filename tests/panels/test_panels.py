@@ -24,6 +24,7 @@ def test_every_panel_has_widgets_a_text_and_a_static_page_without_network(
     shown = server.panel(name)
     assert shown.children
     assert len(repr(shown)) > 10
+    assert not re.search(r"\bnan\b|-1\.000", repr(shown))
     page = shown.to_html(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
     head = re.sub(r"<script.*?</script>", "", page, flags=re.S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,9 @@ class LivePanel(Panel):
 
     def _text(self) -> str:
         columns = history_of(self.state.snapshot(), self.model)
-        parts = [f"{name} {recent(columns, name):.3f}" for name in columns if name != "t_s"]
+        found = {name: recent(columns, name) for name in columns if name != "t_s"}
+        # without requests there is no latency, and -1 is a figure that the server does not tell
+        parts = [f"{name} {value:.3f}" for name, value in found.items() if not math.isnan(value) and value >= 0]
         return f"{self.model}, last 3 s: {', '.join(parts)}\n" + "\n".join(self.hints())
 
 
