@@ -36,7 +36,8 @@ def from_function(function: FunctionType, wish: Wish) -> Made:
     for feed in feeds:
         if not needed <= set(feed) <= set(names):
             raise InvalidRequest(
-                f"function '{function.__name__}' takes {', '.join(names)}, the examples have {', '.join(feed)}"
+                f"function '{function.__name__}' takes {', '.join(names)}, the examples have {', '.join(feed)}",
+                hint="name the examples as the function does",
             )
     feeds = _as_hinted(function, feeds)
     source = capture(function)
