@@ -228,7 +228,7 @@ class Printed(io.TextIOWrapper):
     """``sys.stdout`` or ``sys.stderr`` of a model's process: its lines go to the log, with the place that printed them.
 
     What is written past it, to the descriptor or ``buffer``, goes where it went before; so does all in a process that
-    the model forked. A print past the limit costs about 2 µs, whatever its size.
+    the model forked. A print past the limit costs about 2 µs, one of 1 MiB 15 µs.
     """
 
     _forked = False
