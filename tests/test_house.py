@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,6 +166,12 @@ def test_modules_and_functions_keep_their_size() -> None:
                 if length > 80:
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {length} lines (80 at most)")
     assert not wrong, "\n".join(wrong)
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Without packages pytest imports them by their bare name: the second of a name ends the run."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_function_in_a_test_file_runs() -> None:
