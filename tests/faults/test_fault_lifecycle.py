@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from workbench.engine import InferenceEngine
 from workbench.errors import InstanceDied, LoadFailed
 
 CRASH, HANGS, STOPS = NUMBERS["exit"], NUMBERS["hangs"], NUMBERS["stops"]
+Children = Callable[[], list[psutil.Process]]
 LIMIT = "WORKBENCH_INITIALIZE_TIMEOUT_S"
 
 
@@ -134,12 +136,14 @@ def test_crashes_while_the_model_is_reloaded(make_engine: Any, tmp_path: Path) -
     assert all(isinstance(error, InstanceDied) for error in errors)
 
 
-def test_a_crash_in_finalize_is_told_and_unloads_all_the_same(make_engine: Any, tmp_path: Path) -> None:
+def test_a_crash_in_finalize_is_told_and_unloads_all_the_same(
+    make_engine: Any, tmp_path: Path, children: Children
+) -> None:
     add_victim(tmp_path, instances=1)
     engine = make_engine(tmp_path)
     (tmp_path / "victim" / "die_in_finalize").touch()
     engine.unload("victim")
-    wait_until(lambda: not psutil.Process().children(recursive=True), 20)
+    wait_until(lambda: not children(), 20)
     told = "finalize of 'victim_0_0': the process was killed by SIGSEGV"
     wait_until(lambda: told in [event.text for event in engine.events.after()], 20)
     wait_until(lambda: engine.repository_index()[0].get("reason") == "unloaded", 20)
@@ -148,15 +152,17 @@ def test_a_crash_in_finalize_is_told_and_unloads_all_the_same(make_engine: Any, 
 @pytest.mark.parametrize(
     "pause", [pytest.param(0, marks=pytest.mark.full), 0.1, pytest.param(0.3, marks=pytest.mark.full)]
 )
-def test_unloaded_while_it_is_started_again(make_engine: Any, tmp_path: Path, pause: float) -> None:
+def test_unloaded_while_it_is_started_again(
+    make_engine: Any, tmp_path: Path, children: Children, keepers: Any, pause: float
+) -> None:
     add_victim(tmp_path, instances=2)
     engine = make_engine(tmp_path)
     assert error_of(engine, "victim", CRASH) is not None
     threading.Event().wait(pause)
     engine.unload("victim")
-    wait_until(lambda: not psutil.Process().children(recursive=True), 20)
+    wait_until(lambda: not children(), 20)
     wait_until(lambda: engine.repository_index()[0].get("reason") == "unloaded", 20)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("workbench-keeper")]
+    wait_until(lambda: not keepers(), 20)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +173,9 @@ def test_unloaded_while_it_is_started_again(make_engine: Any, tmp_path: Path, pa
         pytest.param("hangs with the GIL", marks=pytest.mark.full),
     ],
 )
-def test_a_stop_ends_what_hangs_without_a_limit(make_engine: Any, tmp_path: Path, fault: str) -> None:
+def test_a_stop_ends_what_hangs_without_a_limit(
+    make_engine: Any, tmp_path: Path, children: Children, fault: str
+) -> None:
     add_victim(tmp_path, instances=1, limit_s=0)
     engine = make_engine(tmp_path)
     found: list[Any] = []
@@ -179,10 +187,10 @@ def test_a_stop_ends_what_hangs_without_a_limit(make_engine: Any, tmp_path: Path
     assert time.monotonic() - started < 15  # not the 30 s that a finalize may take: it is not called
     asking.join(10)
     assert found[0].message == "Exit timeout expired. Exiting immediately."
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == []
 
 
-def test_a_stop_ends_a_load_that_hangs(make_engine: Any, tmp_path: Path) -> None:
+def test_a_stop_ends_a_load_that_hangs(make_engine: Any, tmp_path: Path, children: Children) -> None:
     engine = make_engine(tmp_path)
     add_victim(tmp_path, instances=1)
     (tmp_path / "victim" / "hang_in_initialize").touch()
@@ -203,7 +211,7 @@ def test_a_stop_ends_a_load_that_hangs(make_engine: Any, tmp_path: Path) -> None
     loading.join(10)
     assert not loading.is_alive()
     assert raised
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == []
 
 
 def test_streams_end_with_an_error(make_engine: Any, tmp_path: Path) -> None:
@@ -267,11 +275,11 @@ def test_a_cancelled_request_that_hangs_is_ended_by_the_limit(make_engine: Any, 
 
 
 @pytest.mark.full
-def test_a_process_killed_from_outside_while_it_idles(make_engine: Any, tmp_path: Path) -> None:
+def test_a_process_killed_from_outside_while_it_idles(make_engine: Any, tmp_path: Path, children: Children) -> None:
     add_victim(tmp_path, instances=2)
     engine = make_engine(tmp_path)
     before = Holdings.now()
-    for child in psutil.Process().children(recursive=True):
+    for child in children():
         child.kill()
         wait_until(lambda: not engine.is_model_ready("victim"), 10)
         assert error_of(engine, "victim", 1) is None

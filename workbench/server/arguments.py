@@ -152,15 +152,6 @@ def _port_flags(group: Any) -> None:
         "--http-restricted-api", action="append", default=[], metavar="APIS:HEADER=VALUE",
         help="requests to these APIs (" + ", ".join(CATEGORIES) + ") need the header; repeatable",
     )  # fmt: skip
-    group.add_argument(
-        "--http-head-timeout-secs", type=_seconds, default=_LIMITS.head_s, metavar="SECONDS",
-        help=f"for the head of a request; default {_LIMITS.head_s:g}",
-    )  # fmt: skip
-    group.add_argument(
-        "--http-body-timeout-secs", type=_seconds, default=_LIMITS.pause_s, metavar="SECONDS",
-        help=f"for each {PROGRESS_BYTES >> 10} KiB of a body, and of an answer that the client does not take; default "
-        f"{_LIMITS.pause_s:g}",
-    )  # fmt: skip
     flag(group, "allow-client-shm", False, "let clients share memory for inputs and outputs")
     flag(group, "allow-metrics", True, "serve Prometheus metrics")
     group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 is a free one; default 8002")
@@ -189,6 +180,15 @@ def _own_flags(group: Any) -> None:
     group.add_argument(
         "--allowed-host", action="append", default=[], metavar="HOST", help="a further name it is known by"
     )
+    group.add_argument(
+        "--http-head-timeout-secs", type=_seconds, default=_LIMITS.head_s, metavar="SECONDS",
+        help=f"for the head of a request; default {_LIMITS.head_s:g}",
+    )  # fmt: skip
+    group.add_argument(
+        "--http-body-timeout-secs", type=_seconds, default=_LIMITS.pause_s, metavar="SECONDS",
+        help=f"for each {PROGRESS_BYTES >> 10} KiB of a body, and of an answer that the client does not take; default "
+        f"{_LIMITS.pause_s:g}",
+    )  # fmt: skip
     flag(group, "allow-file-override", False, "let load requests bring a model's files")
     group.add_argument("--python-execution", choices=("process", "thread"), default="process")
     group.add_argument(
