@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
+import psutil
+
 from workbench.engine import InferenceEngine, Ticket
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+
+Children = Callable[[], list[psutil.Process]]
+"""What the fixture ``children`` gives."""
 
 
 class Asked:

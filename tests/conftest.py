@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +53,13 @@ def sample_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def repository(sample_repository: Path) -> Path:
     """The repository of a test that has no other: the sample repository."""
     return sample_repository
+
+
+@pytest.fixture
+def children() -> Callable[[], list[psutil.Process]]:
+    """The processes below this one that were not there before the test: other tests keep servers for the session."""
+    before = set(psutil.Process().children(recursive=True))
+    return lambda: [child for child in psutil.Process().children(recursive=True) if child not in before]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-from asking import wait_until
+from asking import Children, wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
 from python_host import HEADER, answer, body, request
@@ -39,7 +38,7 @@ def add(root: Path, name: str, source: str, config: str = "") -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., InferenceEngine]]:
+def start(children: Children, tmp_path: Path) -> Iterator[Callable[..., InferenceEngine]]:
     engines: list[InferenceEngine] = []
 
     def start(**options: object) -> InferenceEngine:
@@ -51,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., InferenceEngine]]:
     yield start
     for engine in engines:
         engine.stop(10)
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == []
 
 
 def test_reloads_leave_no_threads_of_a_model_behind(start: Callable[..., InferenceEngine], tmp_path: Path) -> None:
@@ -140,7 +139,9 @@ def test_a_dead_process_is_seen_and_comes_back(start: Callable[..., InferenceEng
     assert engine.infer(request("other", {"IN": X}), 10).as_numpy("OUT").tolist() == X.tolist()
 
 
-def test_kill_minus_nine_under_load_loses_nothing_else(start: Callable[..., InferenceEngine], tmp_path: Path) -> None:
+def test_kill_minus_nine_under_load_loses_nothing_else(
+    children: Children, start: Callable[..., InferenceEngine], tmp_path: Path
+) -> None:
     source = "PID = os.getpid()\n" + body("time.sleep(0.001)\n" + answer("x * 0 + PID"))
     add(tmp_path, "m", source, "dynamic_batching { } instance_group { count: 2 kind: KIND_CPU }")
     engine = start()
@@ -159,9 +160,9 @@ def test_kill_minus_nine_under_load_loses_nothing_else(start: Callable[..., Infe
     for thread in clients:
         thread.start()
     for _ in range(3):
-        children = psutil.Process().children()
-        assert children
-        os.kill(children[0].pid, signal.SIGKILL)
+        alive = children()
+        assert alive
+        os.kill(alive[0].pid, signal.SIGKILL)
         time.sleep(0.5)
     stop.set()
     for thread in clients:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from asking import Children, wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dataclasses import replace
@@ -25,6 +26,7 @@ from workbench.backends._child import wire
 from workbench.backends.base import Execution
 from workbench.backends.python import PythonModel
 from workbench.backends.python_flights import Flights
+from workbench.backends.python_launch import Keeper
 from workbench.errors import BackendError, InstanceDied
 from workbench.protocol.tensors import InferenceResponse
 
@@ -243,7 +245,7 @@ def test_a_flood_of_output_is_bounded_and_stops_nothing(host: Host, open_in: Cal
     assert max(map(len, lines)) <= 8192 + 64  # how much is left out is said behind it
 
 
-def test_nothing_is_left_behind(host: Host, open_in: Callable[..., Model]) -> None:
+def test_nothing_is_left_behind(children: Children, host: Host, open_in: Callable[..., Model]) -> None:
     big = np.ones((1, 500_000), np.float32)
 
     def round_trip() -> None:
@@ -266,7 +268,7 @@ def test_nothing_is_left_behind(host: Host, open_in: Callable[..., Model]) -> No
     gc.collect()  # this test's own batches and answers refer to each other
     assert descriptors() == before
     assert threading.active_count() == threads
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == []
     new = set(Path("/dev/shm").iterdir()) - shared
     assert not [path for path in new if not path.name.startswith("triton_")]  # another server on this machine
 
@@ -287,7 +289,9 @@ def test_close_ends_a_model_that_does_not_finish(host: Host, open_in: Callable[.
 
 
 @pytest.mark.parametrize("pause", [0, 0.03, 0.06, 0.1, 0.3])
-def test_close_during_a_restart_leaves_nothing(host: Host, open_in: Callable[..., Model], pause: float) -> None:
+def test_close_during_a_restart_leaves_nothing(
+    children: Children, host: Host, open_in: Callable[..., Model], pause: float
+) -> None:
     model = open_in("time.sleep(0.2)\n" + mortal(DIE["kill -9"]))
     with pytest.raises(InstanceDied):
         model.run(-X).one()
@@ -295,7 +299,7 @@ def test_close_during_a_restart_leaves_nothing(host: Host, open_in: Callable[...
     started = time.monotonic()
     model.close()
     assert time.monotonic() - started < 20
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == []
 
 
 def test_a_ctrl_c_in_the_notebook_does_not_reach_the_model(host: Host, open_in: Callable[..., Model]) -> None:
@@ -410,3 +414,23 @@ def test_an_environment_that_is_not_there_is_said(host: Host, tmp_path: Path) ->
     path = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/nope" } }'
     with pytest.raises(BackendError, match=r"EXECUTION_ENV_PATH '.*' not found, looked in '.*/m/nope'"):
         open_model(host, tmp_path, "m", body(answer()), path)
+
+
+def test_a_keeper_that_ends_before_it_is_woken_to_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was awake when it was closed, saw that, and closed its end of the pipe before the other wrote to it."""
+    write, alive = os.write, threading.active_count()
+
+    def late(descriptor: int, data: bytes) -> int:
+        wait_until(lambda: threading.active_count() == alive)
+        return write(descriptor, data)
+
+    before = descriptors()
+    keeper = Keeper(host, "m")  # type: ignore[arg-type]
+    awake, closing = threading.Event(), threading.Event()
+    keeper.run(lambda: (awake.set(), closing.wait(10)))  # type: ignore[arg-type, return-value]
+    assert awake.wait(10)
+    threading.Timer(0.05, closing.set).start()
+    monkeypatch.setattr(os, "write", late)
+    keeper.close()
+    assert not keeper.run(lambda: None)
+    assert (descriptors(), threading.active_count()) == (before, alive)

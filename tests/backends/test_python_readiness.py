@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from asked_models import SOURCE, AskedModel
-from asking import wait_until
+from asking import Children, wait_until
 from engine_fixtures import EngineFactory
 
 from workbench.backends import python_readiness
@@ -211,11 +210,13 @@ def test_the_method_counts_that_is_there_after_initialize(
     assert model.calls == 1
 
 
-def test_a_model_without_it_is_asked_nothing(start_process: Callable[..., InferenceEngine], tmp_path: Path) -> None:
+def test_a_model_without_it_is_asked_nothing(
+    children: Children, start_process: Callable[..., InferenceEngine], tmp_path: Path
+) -> None:
     AskedModel(tmp_path, source=SOURCE.replace("def is_ready", "def no_such"))
     engine = start_process()
     version = engine.snapshot().version("m")
-    (child,) = psutil.Process().children()
+    (child,) = children()
     threads = child.num_threads()
     for _ in range(20):
         assert engine.is_model_ready("m")
@@ -248,7 +249,7 @@ def test_an_ensemble_that_is_loaded_is_ready(start: Callable[..., InferenceEngin
 
 
 def test_a_dead_process_is_not_ready_and_a_new_one_is_asked_again(
-    start_process: Callable[..., InferenceEngine], tmp_path: Path
+    children: Children, start_process: Callable[..., InferenceEngine], tmp_path: Path
 ) -> None:
     source = SOURCE.replace("def initialize(self, args):", "def initialize(self, args):\n        wait_for('start')")
     model = AskedModel(tmp_path, says="wait_for('open')", source=source, config="instance_group { count: 2 }")
@@ -258,7 +259,7 @@ def test_a_dead_process_is_not_ready_and_a_new_one_is_asked_again(
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(engine.is_model_ready, "m")
         wait_until(lambda: model.calls > 0)
-        killed = psutil.Process().children()
+        killed = children()
         for child in killed:
             os.kill(child.pid, signal.SIGKILL)
         assert not asked.result(4), "whoever waits is told as soon as the process is gone, not at the limit"
@@ -273,7 +274,7 @@ def test_a_dead_process_is_not_ready_and_a_new_one_is_asked_again(
 
 
 def test_one_dead_instance_makes_a_model_unready_though_the_others_serve(
-    start_process: Callable[..., InferenceEngine], tmp_path: Path
+    children: Children, start_process: Callable[..., InferenceEngine], tmp_path: Path
 ) -> None:
     source = SOURCE.replace("def is_ready", "def no_such").replace(
         "def initialize(self, args):", "def initialize(self, args):\n        wait_for('start')"
@@ -282,7 +283,7 @@ def test_one_dead_instance_makes_a_model_unready_though_the_others_serve(
     model.let("start")
     engine = start_process()
     (model.directory / "start").unlink()
-    os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+    os.kill(children()[0].pid, signal.SIGKILL)
     wait_until(lambda: not engine.is_model_ready("m"))
     assert engine.infer(ask_for("m"), 10).outputs
     model.let("start")

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from asking import wait_until
+from asking import Children, wait_until
 
 from workbench.config import Edit
 from workbench.engine import InferenceEngine
@@ -138,7 +137,7 @@ def test_delay_edit_and_reload_under_load(engine: InferenceEngine, tmp_path: Pat
     assert engine.model_config("texts").dynamic_batching.max_queue_delay_microseconds == 20_000, "unsaved edits stay"
 
 
-def test_the_same_check_sees_a_killed_process(engine: InferenceEngine, tmp_path: Path) -> None:
+def test_the_same_check_sees_a_killed_process(children: Children, engine: InferenceEngine, tmp_path: Path) -> None:
     """What proves that the test above can fail: a process killed under the same load costs the batch that it runs."""
     busy = MODEL.replace("        responses = []", "        time.sleep(0.02)\n        responses = []")
     (tmp_path / "texts" / "1" / "model.py").write_text("import time\n" + busy)
@@ -148,7 +147,7 @@ def test_the_same_check_sees_a_killed_process(engine: InferenceEngine, tmp_path:
     wait_until(lambda: load.answered > 50)
     tries = threading.Event()
     for _ in range(20):
-        for child in psutil.Process().children():
+        for child in children():
             os.kill(child.pid, signal.SIGKILL)
         tries.wait(0.2)
         if load.failed:

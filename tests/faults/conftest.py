@@ -5,16 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import psutil
 import pytest
 from engine_fixtures import make_engine  # noqa: F401
-
-
-@pytest.fixture
-def children() -> Callable[[], list[psutil.Process]]:
-    """The processes below this one that were not there before the test: other tests keep servers for the session."""
-    before = set(psutil.Process().children(recursive=True))
-    return lambda: [child for child in psutil.Process().children(recursive=True) if child not in before]
 
 
 @pytest.fixture

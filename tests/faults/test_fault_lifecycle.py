@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from asking import wait_until
+from asking import Children, wait_until
 from fault_ledger import Holdings, Load, back_to, collected, error_of, ready, request
 from fault_models import DIES, NUMBERS, add_counter, add_echo, add_stream, add_victim, parameter
 
@@ -18,7 +16,6 @@ from workbench.engine import InferenceEngine
 from workbench.errors import InstanceDied, LoadFailed
 
 CRASH, HANGS, STOPS = NUMBERS["exit"], NUMBERS["hangs"], NUMBERS["stops"]
-Children = Callable[[], list[psutil.Process]]
 LIMIT = "WORKBENCH_INITIALIZE_TIMEOUT_S"
 
 

@@ -7,6 +7,7 @@ prints a gigabyte costs the event loop nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -105,7 +106,8 @@ class Keeper:
                 return
             self._closed = True
             self._jobs.put(None)
-            os.write(self._wake_write, b"x")
+            with contextlib.suppress(BrokenPipeError):  # it was awake, has found the end, and has closed its side
+                os.write(self._wake_write, b"x")
         self._thread.join()
         os.close(self._wake_write)
 
