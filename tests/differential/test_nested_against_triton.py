@@ -94,8 +94,8 @@ def broken_off(talk: Talk) -> None:
     said_in_file(talk, "counted.seen")
     for name in ("ask_untouched", "ask_two_streams"):
         talk.infer(name)
-    for name in ("counted", "many"):
-        talk.stats(name)
+    # Not of ``counted``: a stream that is dropped before it has begun is cancelled here, and runs on in 2.51.
+    talk.stats("many")
 
 
 @case(

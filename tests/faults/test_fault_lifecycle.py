@@ -99,10 +99,11 @@ def test_a_fault_in_initialize_fails_the_load(
 
 
 @pytest.mark.full
-def test_crashes_while_the_model_is_reloaded(make_engine: Any, tmp_path: Path) -> None:
+def test_crashes_while_the_model_is_reloaded(make_engine: Any, tmp_path: Path, children: Children) -> None:
     add_echo(tmp_path, "other")
     add_victim(tmp_path)
     engine = make_engine(tmp_path)
+    at_first = len(children())
     errors: list[Any] = []
 
     def round_trip() -> None:
@@ -123,6 +124,7 @@ def test_crashes_while_the_model_is_reloaded(make_engine: Any, tmp_path: Path) -
         for _ in range(2):
             round_trip()
         wait_until(ready(engine, "victim"), 30)
+        wait_until(lambda: len(children()) == at_first, 30)  # the old version's processes are gone
         before = Holdings.now()
         for _ in range(3):
             round_trip()
