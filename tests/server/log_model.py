@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -95,13 +96,23 @@ def ask(url: str, value: float) -> int:
     return post(url, "/v2/models/talk/infer", {"inputs": [given]})[0]
 
 
-def play(url: str) -> list[tuple[int, Any]]:
-    """The stages, with a request after each; gives the answers about the settings."""
+def settle(log: Path | None, quiet_s: float = 0.5) -> None:
+    """Waits until a log no longer grows: 2.51 hands a model's lines on beside its answers, by the settings of then."""
+    size, pause = -1, threading.Event()
+    while log and size != (size := log.stat().st_size if log.exists() else 0):
+        pause.wait(quiet_s)
+
+
+def play(url: str, log: Path | None = None) -> list[tuple[int, Any]]:
+    """The stages, with a request after each, and a pause where it is said which log is to settle; gives the answers."""
     answers = []
     for number, changes in enumerate(STAGES):
+        settle(log)
         answers.append(post(url, "/v2/logging", changes) if changes else post(url, "/v2/logging"))
         assert ask(url, number) == 200
+    settle(log)
     assert ask(url, -1) == 500
+    settle(log)
     return answers
 
 

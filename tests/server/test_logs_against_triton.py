@@ -27,10 +27,10 @@ def test_the_same_lines_and_the_same_answers(tmp_path: Path, oracle: Path, optio
     repository = lay_out(tmp_path / "models")
     theirs, ours = tmp_path / "theirs.log", tmp_path / "ours.log"
     with real_triton(oracle, repository, tmp_path / "console", [*options, f"--log-file={theirs}"]) as triton:
-        settings = play(triton.http)
+        settings = play(triton.http, theirs)
         answers = [post(triton.http, "/v2/logging", change) for change in CHANGES]
     with process(repository, "--grpc-port=0", *options, f"--log-file={ours}") as (_, ready):
-        ours_settings = play(ready[1])
+        ours_settings = play(ready[1], ours)
         ours_answers = [post(ready[1], "/v2/logging", change) for change in CHANGES]
     for status, answer in [*settings, *answers]:
         assert answer.pop("log_file", str(theirs)) == str(theirs), status
