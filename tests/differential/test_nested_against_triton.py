@@ -101,8 +101,6 @@ def broken_off(talk: Talk) -> None:
 @case(
     "bls-07 an ensemble, of which a step raises, or is decoupled",
     differs={
-        "ask_stream_ensemble": "2.51 ends the responses of a decoupled ensemble with an empty one; here the last is "
-        "the final one",
         "chain_raising/1 fail": "2.51 counts the failure of an ensemble twice",
     },
 )
