@@ -96,3 +96,15 @@ def request(model: str = "double", rows: int = 1, value: float = 1.0, **fields: 
     """A request with ``rows`` rows of ``value`` for ``double`` and its like."""
     array = np.full((rows, 4), value, dtype=np.float32)
     return InferenceRequest(model, [Tensor.from_numpy("x", array)], **fields)
+
+
+def configured(name: str) -> dict[str, Any]:
+    """The configuration, as Triton's JSON, of an identity INPUT0 -> OUTPUT0 of 4 floats that nobody has yet."""
+    return {
+        "name": name,
+        "backend": "onnxruntime",
+        "max_batch_size": 4,
+        "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [4]}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [4]}],
+        "instance_group": [{"count": 1, "kind": "KIND_CPU"}],
+    }

@@ -139,7 +139,8 @@ def test_categories_of_xgboost(kind: str, to: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["classifier", "booster"])
 def test_lightgbm(kind: str, to: Path) -> None:
-    lightgbm = pytest.importorskip("lightgbm", reason="lightgbm is not installed")
+    import lightgbm
+
     x = np.random.default_rng(1).random((30, 4))
     model = lightgbm.LGBMClassifier(n_estimators=4, min_child_samples=2, n_jobs=1).fit(x, x[:, 0] > 0.5)
     thing, output = (model, "probabilities") if kind == "classifier" else (model.booster_, "prediction")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from onnx_models import configured
 from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
@@ -156,15 +157,9 @@ def test_repository_control(client: Any, repository: Path) -> None:
     client.load_model("plain", config=json.dumps(config))
     assert client.get_model_config("plain").config.parameters["k"].string_value == "v"
     weights = (repository / "echo" / "1" / "model.onnx").read_bytes()
-    own = {
-        "name": "brought_by_grpc",
-        "backend": "onnxruntime",
-        "max_batch_size": 4,
-        "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [4]}],
-        "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [4]}],
-        "instance_group": [{"count": 1, "kind": "KIND_CPU"}],
-    }
-    client.load_model("brought_by_grpc", config=json.dumps(own), files={"file:1/model.onnx": weights})
+    client.load_model(
+        "brought_by_grpc", config=json.dumps(configured("brought_by_grpc")), files={"file:1/model.onnx": weights}
+    )
     np.testing.assert_array_equal(client.infer("brought_by_grpc", inputs(ARRAY, "FP32")).as_numpy("OUTPUT0"), ARRAY)
     client.unload_model("brought_by_grpc")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx_models import configured
 from tritonclient import http
 from tritonclient.http import aio
 
@@ -137,15 +138,7 @@ def test_load_with_config_and_files(client: Any, repository: Path) -> None:
     client.load_model("plain", config=json.dumps(config))
     assert client.get_model_config("plain")["parameters"] == {"k": {"string_value": "v"}}
     weights = (repository / "echo" / "1" / "model.onnx").read_bytes()
-    own = {
-        "name": "brought",
-        "backend": "onnxruntime",
-        "max_batch_size": 4,
-        "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [4]}],
-        "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [4]}],
-        "instance_group": [{"count": 1, "kind": "KIND_CPU"}],
-    }
-    client.load_model("brought", config=json.dumps(own), files={"file:1/model.onnx": weights})
+    client.load_model("brought", config=json.dumps(configured("brought")), files={"file:1/model.onnx": weights})
     np.testing.assert_array_equal(client.infer("brought", inputs(ARRAY, "FP32")).as_numpy("OUTPUT0"), ARRAY)
     client.unload_model("brought")
     with pytest.raises(Exception, match="failed to load 'echo', failed to poll from model repository"):

@@ -68,7 +68,7 @@ class HttpLimits:
     linger_s: float = 2.0
 
 
-class Listener(Protocol):
+class Server(Protocol):
     """What a connection belongs to."""
 
     application: Application
@@ -76,13 +76,14 @@ class Listener(Protocol):
     limits: HttpLimits
     connections: set[HttpConnection]
     closing: bool
+    sweep_s: float
     max_chunked_bytes: int
 
 
 class HttpConnection(asyncio.Protocol):
     """One client's connection. The methods called ``on_...`` are httptools' callbacks."""
 
-    def __init__(self, server: Listener) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
         self.loop = server.loop
         self.transport: asyncio.Transport | None = None
@@ -411,9 +412,9 @@ class HttpConnection(asyncio.Protocol):
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    def sweep(self, seconds: float) -> None:
-        """Called once a second: a client that dawdles is cut off."""
-        transport, limits = self.transport, self.server.limits
+    def sweep(self) -> None:
+        """Called about once a second: a client that dawdles is cut off."""
+        transport, limits, seconds = self.transport, self.server.limits, self.server.sweep_s
         if transport is None:
             return
         if self._incoming is not None and not self._deaf:

@@ -379,8 +379,9 @@ class GrpcConnection(asyncio.Protocol):
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    def sweep(self, now: float) -> None:
+    def sweep(self) -> None:
         """Called about once a second: silent clients are asked whether they live, those that dawdle are cut off."""
+        now = self.loop.time()
         transport, limits, keep = self.transport, self.server.options.limits, self.server.options.keep_alive
         if transport is None:
             return
@@ -407,12 +408,17 @@ class GrpcConnection(asyncio.Protocol):
             self._plan()
         age = keep.max_connection_age_ms / 1000
         if age and now - self._began > age and not self._leaving:
-            self.leave()
+            self.shut()
         grace = keep.max_connection_age_grace_ms / 1000
         if self._leaving and not self.server.closing and grace and now - self._leaving > grace:
             transport.abort()
 
-    def leave(self) -> None:
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self.calls)
+
+    def shut(self) -> None:
         """Tells the client to go elsewhere with new calls; closes when none is left."""
         if self._leaving or self.transport is None:
             return

@@ -11,6 +11,7 @@ from workbench.server.grpc_connection import GrpcConnection
 from workbench.server.grpc_message import UNIMPLEMENTED
 from workbench.server.grpc_options import GrpcOptions
 from workbench.server.guard import HostGuard
+from workbench.server.listener import Listener
 
 _CONTENT_TYPES = (b"application/grpc", b"application/grpc+", b"application/grpc;")
 
@@ -69,7 +70,7 @@ class MessageMemory:
             call.resume(Hold.MEMORY)
 
 
-class GrpcServer:
+class GrpcServer(Listener[GrpcConnection]):
     """A listener and its connections. Everything but the constructor is called on ``loop``.
 
     Args:
@@ -82,20 +83,14 @@ class GrpcServer:
     def __init__(
         self, methods: Mapping[bytes, Opener], loop: asyncio.AbstractEventLoop, options: GrpcOptions, guard: HostGuard
     ) -> None:
-        self.loop = loop
         self.options = options
-        self.connections: set[GrpcConnection] = set()
         self.memory = MessageMemory(options.limits.memory)
-        self.closing = False
-        self.port = 0
         self._methods = methods
         self._guard = guard
-        self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
         keep, limits = options.keep_alive, options.limits
         spans = [limits.hello_s, limits.pause_s, keep.time_ms / 1000, keep.timeout_ms / 1000]
         spans += [ms / 1000 for ms in (keep.max_connection_age_ms, keep.max_connection_age_grace_ms) if ms]
-        self._sweep_s = max(0.02, min(1.0, *(span / 4 for span in spans)))
+        super().__init__(loop, max(0.02, min(1.0, *(span / 4 for span in spans))))
 
     async def listen(self, address: str, port: int, *, reuse_port: bool = False) -> None:
         """Opens the port; 0 is a free one, then in ``port``.
@@ -103,16 +98,7 @@ class GrpcServer:
         Raises:
             OSError: the port cannot be had.
         """
-        self._server = await self.loop.create_server(
-            lambda: GrpcConnection(self),
-            address,
-            port,
-            backlog=1024,
-            reuse_port=reuse_port or None,
-            ssl=self.options.tls,
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
-        self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)
+        await self.open_port(lambda: GrpcConnection(self), address, port, reuse_port=reuse_port, tls=self.options.tls)
 
     def refusal(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """The HTTP status for what is no gRPC call, or one of a web page that may not call; None for a call."""
@@ -136,29 +122,3 @@ class GrpcServer:
             call.receiver = None if call.ended else receiver
         except Exception as error:  # whatever a handler raises is the answer: the connection and the server stay up
             call.fail(error)
-
-    def _sweep(self) -> None:
-        now = self.loop.time()
-        for connection in tuple(self.connections):
-            connection.sweep(now)
-        if self._sweeper is not None:
-            self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)
-
-    async def close(self, timeout_s: float) -> bool:
-        """Stops accepting, lets calls in flight finish for up to ``timeout_s``; False when some had to be cut."""
-        self.closing = True
-        if self._server is not None:
-            self._server.close()
-        deadline = self.loop.time() + timeout_s
-        while self.connections and self.loop.time() < deadline:
-            for connection in tuple(self.connections):
-                connection.leave()
-            await asyncio.sleep(0.01)
-        clean = not any(connection.calls for connection in self.connections)
-        for connection in tuple(self.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
-        return clean
