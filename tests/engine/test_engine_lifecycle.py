@@ -328,9 +328,18 @@ def test_files_given_with_the_load(repository: Path, make_engine: Any) -> None:
     engine.load("double", config=config, files={"file:1/model.onnx": scale(11), "file:4/model.onnx": scale(12)})
     assert factor(engine) == 12
     assert (repository / "double" / "1" / "model.onnx").read_bytes() == scale(), "the repository stays as it is"
-    for path in ("../evil", "1/../../../evil", "/../../evil"):
-        with pytest.raises(InvalidRequest, match=r"must stay within model directory\.$"):
+    for path, why in (
+        ("../evil", "must stay within model directory."),
+        ("1/../../../evil", "must stay within model directory."),
+        ("/../../evil", "must stay within model directory."),
+        ("A" * 256, "File name too long"),
+        ("A" * 256 + "/model.onnx", "File name too long"),
+        ("1/a\0b", "null byte"),
+    ):
+        with pytest.raises(InternalError, match="failed to load 'double', failed to poll") as caught:
             engine.load("double", config=config, files={f"file:{path}": b"x"})
+        assert f"Invalid file parameter 'file:{path}'" in caught.value.hint
+        assert why in caught.value.hint
     assert factor(engine) == 12
     engine.load("fresh", config=config, files={"file:1/model.onnx": scale(3)})
     assert factor(engine, "fresh") == 3

@@ -161,6 +161,9 @@ def test_override_files(tmp_path: Path) -> None:
         write_override_files(tmp_path, {"file:../x": b""})
     with pytest.raises(InvalidRequest, match="directory has been created as a file"):
         write_override_files(tmp_path, {"file:labels.txt/x": b""})
+    for name in ("A" * 256, "A" * 256 + "/x", "1/" + "A" * 256, "a\0b"):  # no file can have such a name
+        with pytest.raises(InvalidRequest, match=f"^Invalid file parameter 'file:{name}', "):
+            write_override_files(tmp_path, {f"file:{name}": b""})
 
 
 def test_a_version_beyond_64_bits_is_ignored(tmp_path: Path) -> None:

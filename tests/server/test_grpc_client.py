@@ -162,6 +162,12 @@ def test_repository_control(client: Any, repository: Path) -> None:
     )
     np.testing.assert_array_equal(client.infer("brought_by_grpc", inputs(ARRAY, "FP32")).as_numpy("OUTPUT0"), ARRAY)
     client.unload_model("brought_by_grpc")
+    for name in ("../evil", "A" * 256):
+        with pytest.raises(InferenceServerException) as caught:
+            client.load_model("brought_by_grpc", config="{}", files={f"file:{name}": b"x"})
+        assert caught.value.status() == "StatusCode.INTERNAL"
+        assert caught.value.message() == "failed to load 'brought_by_grpc', failed to poll from model repository"
+    assert client.is_server_live()
 
 
 def test_settings(client: Any, server: RunningServer) -> None:

@@ -83,7 +83,6 @@ def test_names_of_models(server: RunningServer, place: Path, http: Http, name: s
     "file",
     [
         "../../out",
-        "/etc/workbench-test",
         "1/../../../out",
         "..",
         ".",
@@ -92,16 +91,28 @@ def test_names_of_models(server: RunningServer, place: Path, http: Http, name: s
         "./../x",
         "1/\0x",
         "../secret/config.pbtxt",
+        "A" * 256,
+        "A" * 256 + "/model.py",
     ],
 )
 def test_names_of_files(server: RunningServer, place: Path, http: Http, file: str) -> None:
     before = tree(place)
     body = {"parameters": {"config": CONFIG, f"file:{file}": CONTENT}}
     answer = http(server, "POST", "/v2/repository/models/brought/load", body)
-    assert answer.status in (400, 500), answer.body
-    assert answer.json["error"]
+    assert answer.status == 500
+    assert answer.json["error"] == "failed to load 'brought', failed to poll from model repository"
     assert tree(place) == before
     assert http(server, "GET", "/v2/models/echo/ready").status == 200
+
+
+def test_an_absolute_name_is_one_in_the_model(server: RunningServer, place: Path, http: Http) -> None:
+    before = tree(place)
+    body = {"parameters": {"config": CONFIG, "file:/etc/workbench-test": CONTENT}}
+    answer = http(server, "POST", "/v2/repository/models/brought/load", body)
+    assert answer.status == 400
+    assert "at least one version must be available" in answer.json["error"]
+    assert tree(place) == before
+    assert not Path("/etc/workbench-test").exists()
 
 
 def test_files_are_refused_unless_switched_on(place: Path, start: Any, http: Http) -> None:

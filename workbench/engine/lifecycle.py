@@ -133,8 +133,6 @@ class Lifecycle:
             if not isinstance(error, NotFound):
                 entry.poll_error = error.message
             self._forget_if_empty(entry)
-            if isinstance(error, InvalidRequest) and error.message.startswith("Invalid file parameter"):
-                raise
             why = f"{error.message} ({error.hint})" if error.hint else error.message
             self.core.events.append("log", name, f"failed to load '{name}': {why}", level="error", where=error.where)
             raise InternalError(

@@ -139,21 +139,22 @@ def write_override_files(directory: Path, files: dict[str, bytes]) -> None:
     Keys are paths inside the model directory, with or without the ``file:`` prefix.
 
     Raises:
-        InvalidRequest: a path leads outside, or needs a directory where a file is (Triton's texts).
+        InvalidRequest: a path leads outside, or needs a directory where a file is (Triton's texts), or is none.
     """
     root = directory.resolve()
     for key, data in files.items():
         relative = key.removeprefix("file:")
         name = f"file:{relative}"
-        path = (root / relative.lstrip("/")).resolve()
-        if path == root or not path.is_relative_to(root):
-            raise InvalidRequest(
-                f"Invalid file parameter '{name}' with normalized path '{path}' must stay within model directory."
-            )
-        if path.parent.exists() and not path.parent.is_dir():
-            raise InvalidRequest(f"Invalid file parameter '{name}', directory has been created as a file")
         try:
+            path = (root / relative.lstrip("/")).resolve()
+            if path == root or not path.is_relative_to(root):
+                raise InvalidRequest(
+                    f"Invalid file parameter '{name}' with normalized path '{path}' must stay within model directory."
+                )
+            if path.parent.exists() and not path.parent.is_dir():
+                raise InvalidRequest(f"Invalid file parameter '{name}', directory has been created as a file")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        except OSError as error:
-            raise InvalidRequest(f"Invalid file parameter '{name}', {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = getattr(error, "strerror", None) or str(error)
+            raise InvalidRequest(f"Invalid file parameter '{name}', {why}") from error
