@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from certificates import write_certificates
 from grpc_models import request, values_of, write_models
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -20,30 +21,9 @@ from workbench.server.grpc_arguments import grpc_options
 from workbench.server.main import main
 
 
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``root.pem``; ``server`` and ``client`` with certificate and key, signed by it."""
-    folder = tmp_path_factory.mktemp("certificates")
-    openssl(
-        "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=root",
-        "-keyout", str(folder / "root.key"), "-out", str(folder / "root.pem"),
-    )  # fmt: skip
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    for name in ("server", "client"):
-        openssl(
-            "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
-            "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.csr"),
-        )  # fmt: skip
-        openssl(
-            "x509", "-req", "-days", "2", "-in", str(folder / f"{name}.csr"), "-CA", str(folder / "root.pem"),
-            "-CAkey", str(folder / "root.key"), "-CAcreateserial", "-extfile", str(folder / "names"),
-            "-out", str(folder / f"{name}.pem"),
-        )  # fmt: skip
-    return folder
+    return write_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def flags(folder: Path, *more: str) -> list[str]:
