@@ -230,6 +230,7 @@ def test_the_size_of_a_message_is_told_before_it_is_here() -> None:
 def test_small_things_of_grpc() -> None:
     assert percent_encoded("plain") == b"plain"
     assert percent_encoded("é%\n") == b"%C3%A9%25%0A"
+    assert [percent_encoded(text) for text in ("got: ", " x y", " ", "é ")] == [b"got:%20", b"%20x y", b"%20", b"%C3%A9%20"]
     assert [timeout_s(text) for text in (b"5S", b"2H", b"7m", b"100000000m", b"x", b"", b"5")] == [
         5,
         7200,

@@ -46,11 +46,13 @@ def status_number(code: Code) -> int:
 
 
 def percent_encoded(text: str) -> bytes:
-    """A text as ``grpc-message`` carries it."""
+    """A text as ``grpc-message`` carries it; a space at an end, which HTTP/2 forbids there, is encoded as well."""
     data = text.encode("utf-8", "replace")
-    if text.isascii() and text.isprintable() and "%" not in text:
-        return data
-    return b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in data)
+    if not (text.isascii() and text.isprintable() and "%" not in text):
+        data = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in data)
+    if data[:1] == b" ":
+        data = b"%20" + data[1:]
+    return data[:-1] + b"%20" if data[-1:] == b" " else data
 
 
 def timeout_s(value: bytes) -> float | None:
