@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from asking import Asker, wait_until
 from fault_ledger import Holdings, back_to, error_of, ready, request
-from fault_models import NUMBERS, add_caller, add_echo, add_victim, parameter
+from fault_models import NUMBERS, add_caller, add_echo, add_victim, parameter, put
 
 import workbench as wb
 from workbench.config import Edit
@@ -195,17 +195,49 @@ def test_initialize_hangs_when_it_is_started_again(make_engine: Any, tmp_path: P
     assert "Initialize took more than 3 s (WORKBENCH_INITIALIZE_TIMEOUT_S): its process is ended." in why[1]
 
 
-def test_the_log_says_where_it_crashed_and_where_it_hung(make_engine: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fault", "how"), [("segfault", "Segmentation fault"), ("hangs", "Aborted")])
+def test_the_log_says_where_it_crashed_and_where_it_hung(
+    make_engine: Any, tmp_path: Path, fault: str, how: str
+) -> None:
     add_victim(tmp_path, instances=1)
     engine = make_engine(tmp_path)
-    for fault in ("segfault", "hangs"):
-        seen = engine.events.last_seq
-        assert error_of(engine, "victim", NUMBERS[fault]) is not None
-        assert serves(engine)
-        lines = [event.text for event in engine.events.after(seen) if event.kind == "log"]
-        (line,) = {number for number, text in enumerate(lines) if "model.py" in text and " in one" in text}
-        assert lines[line].lstrip().startswith('File "')
-    assert any(line.startswith("Fatal Python error: Aborted") for line in lines)
+
+    def lines() -> list[str]:
+        return [event.text for event in engine.events.after() if event.kind == "log"]
+
+    def places() -> list[str]:
+        return [text for text in lines() if "model.py" in text and " in one" in text]
+
+    assert error_of(engine, "victim", NUMBERS[fault]) is not None
+    assert serves(engine)
+    wait_until(lambda: len(places()) > 0, 20)
+    (place,) = places()
+    assert place.lstrip().startswith('File "')
+    assert f"Fatal Python error: {how}" in lines()
+
+
+DEEP = """
+import threading, time
+
+
+def deep(depth):
+    deep(depth - 1) if depth else time.sleep(60)
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        threading.Thread(target=deep, args=(80,), daemon=True).start()
+        deep(80)
+"""
+
+
+def test_a_process_that_is_ended_prints_where_it_hung_to_the_last_line(make_engine: Any, tmp_path: Path) -> None:
+    # though the server has done with it: the main thread's frames come last
+    put(tmp_path, "victim", DEEP, parameter("WORKBENCH_EXECUTE_TIMEOUT_S", 0.3))
+    engine = make_engine(tmp_path)
+    assert error_of(engine, "victim", 5) is not None
+    wait_until(lambda: any("in execute" in event.text for event in engine.events.after()), 20)
+    assert sum("in deep" in event.text for event in engine.events.after()) == 162
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ class Child:
     status is taken: until then nobody else can get the group's number.
     """
 
-    __slots__ = ("popen", "sock")
+    __slots__ = ("_held", "popen", "sock")
 
     def __init__(self, popen: subprocess.Popen[bytes], sock: socket.socket) -> None:
         self.popen = popen
         self.sock = sock
+        self._held: socket.socket | None = None
 
     def how_ended(self) -> str:
         """How the process ended, in words; "" while it lives. The exit status stays to be taken."""
@@ -43,6 +44,13 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             self.popen.send_signal(number)
 
+    def abort(self) -> None:
+        """Has the process print where all of its threads are, and end."""
+        if self._held is None:  # it ends at once where its connection closes: that must not be before it has printed
+            with contextlib.suppress(OSError):
+                self._held = self.sock.dup()
+        self.signal(signal.SIGABRT)
+
     def kill(self) -> None:
         """Kills the process and what it has started, as far as its exit status has not been taken."""
         if self.popen.returncode is None:
@@ -54,6 +62,9 @@ class Child:
         """Takes the exit status of a process that has ended; what it had started is killed."""
         self.kill()
         self.popen.wait()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def end(self, wait_s: float, terminate_s: float = 2.0) -> str:
         """Waits for the process to end, then terminates it, then kills it. Blocks. Gives what it took."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import signal
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -230,7 +229,7 @@ class ProcessInstance:
         if child is None:
             return
         _leave_no_core(child.popen.pid)
-        child.signal(signal.SIGABRT)  # its faulthandler prints the stacks of all threads
+        child.abort()  # its faulthandler prints the stacks of all threads
         self._down(why, error, grace_s=TRACE_S)
 
     def _frame(self, frame: wire.Frame) -> None:
