@@ -6,7 +6,9 @@ import numpy as np
 
 from workbench.protocol.binary import Buffer
 
-_LARGE = 64 * 1024
+LARGE = 64 * 1024
+"""Bytes from which on a body is put into one buffer."""
+
 _ALIGN = 64
 
 
@@ -40,7 +42,7 @@ class Body:
         self._parts.clear()
         self._large = None
         self._filled = 0
-        if size is None or size < _LARGE:
+        if size is None or size < LARGE:
             return
         head = int(header_length) if header_length is not None and header_length.isdigit() else 0
         self._large = aligned(size, head)

@@ -12,8 +12,10 @@ from typing import Any, Protocol, cast
 import httptools
 
 from workbench.protocol.binary import Buffer
-from workbench.server.body import Body
+from workbench.server.body import LARGE, Body
+from workbench.server.budget import MEMORY, Budget, Share
 from workbench.server.exchange import Application, Exchange, Stream
+from workbench.server.listener import MAX_CONNECTIONS
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_CHUNKS = 65536
@@ -57,15 +59,20 @@ _EMPTY_HEADS = {
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What a connection may take, in seconds.
+    """What a connection may take, and all of them. Times in seconds, sizes in bytes.
 
     ``head_s``: for the request's head; ``pause_s``: for each ``PROGRESS_BYTES`` of a body, and of an answer that the
     client is to take; ``linger_s``: how long the rest of a refused request is read and thrown away.
+    ``connections``: at a time (see ``Listener``). ``memory``: what bodies from 64 KiB on may take together from their
+    heads until they are answered; one for which there is no room is not read until there is. A larger one gets it
+    alone, and one that comes in chunks counts as the largest that is allowed until it is whole.
     """
 
     head_s: float = 30.0
     pause_s: float = 60.0
     linger_s: float = 2.0
+    connections: int = MAX_CONNECTIONS
+    memory: int = MEMORY
 
 
 class Server(Protocol):
@@ -74,6 +81,7 @@ class Server(Protocol):
     application: Application
     loop: asyncio.AbstractEventLoop
     limits: HttpLimits
+    bodies: Budget[Share]
     connections: set[HttpConnection]
     closing: bool
     sweep_s: float
@@ -91,6 +99,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._incoming: Exchange | None = None
         self._body = Body()
+        self._share = Share(server.bodies, self._resume)
         self._piece = 0  # bytes of what came last
         self._head_bytes = 0
         self._head_done = False
@@ -130,6 +139,7 @@ class HttpConnection(asyncio.Protocol):
         self._current = None
         self._incoming = None
         self._parser = None
+        self._share.close()
 
     def _abandon(self) -> None:
         current = self._current
@@ -256,6 +266,8 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(*refusal)
             return
         self._body.start(size, exchange.headers.get(b"inference-header-content-length"))
+        if size is not None and size >= LARGE:
+            self._reserve(exchange, size)
         expect = exchange.headers.get(b"expect")
         if expect is not None and expect.lower() == b"100-continue" and self._current is None and self.transport:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -276,6 +288,14 @@ class HttpConnection(asyncio.Protocol):
         elif self._body.size > self.server.max_chunked_bytes:
             refusal = self.server.application.early_refusal(self._incoming, self._body.size)
             self._refuse(*(refusal or (413, f"request body exceeds {self.server.max_chunked_bytes} bytes")))
+        elif self._body.size >= LARGE and not self._incoming.held:
+            self._reserve(self._incoming, self.server.max_chunked_bytes)
+
+    def _reserve(self, exchange: Exchange, size: int) -> None:
+        """Reads on when there is memory for the body."""
+        if self._share.reserve(exchange, size) and not self._paused_reading and self.transport is not None:
+            self._paused_reading = True
+            self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -283,6 +303,8 @@ class HttpConnection(asyncio.Protocol):
         if exchange is None or self._deaf or self._parser.should_upgrade():
             return
         self._incoming = None
+        if exchange.held:
+            self._share.whole(exchange, self._body.size)
         exchange.body = self._body.take()
         # Of requests sent in one piece the first has the bytes of all: a sum is right all the same.
         exchange.received, self._received = self._received, 0
@@ -301,6 +323,8 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, status: int, text: str) -> None:
         """Answers a request that will not be read to its end, in its turn, and closes."""
         exchange = self._incoming or Exchange(self)
+        if exchange.held:
+            self._share.whole(exchange, 0)
         if exchange.path and not exchange.method:
             exchange.method = self._parser.get_method()  # the answer to a HEAD has no body, whatever is wrong with it
         self._incoming = None
@@ -324,7 +348,10 @@ class HttpConnection(asyncio.Protocol):
     def _next(self) -> None:
         while self._waiting and self._current is None and not self._paused_writing and self.transport is not None:
             self._begin(self._waiting.popleft())
-        if self._paused_reading and not self._waiting and not self._deaf and self.transport is not None:
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._paused_reading and not (self._waiting or self._share.waiting or self._deaf) and self.transport:
             self._paused_reading = False
             self.transport.resume_reading()
 
@@ -388,6 +415,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _finish(self, exchange: Exchange, keep: bool) -> None:
         self._current = None
+        if exchange.held:
+            self._share.give_back(exchange)
         if not keep:
             self._deaf = True
             self._waiting.clear()
@@ -417,7 +446,7 @@ class HttpConnection(asyncio.Protocol):
         transport, limits, seconds = self.transport, self.server.limits, self.server.sweep_s
         if transport is None:
             return
-        if self._incoming is not None and not self._deaf:
+        if self._incoming is not None and not self._deaf and not self._paused_reading:
             self._ages[0] += 1
             self._ages[1] += 1
             if self._body_bytes - self._progress >= PROGRESS_BYTES:

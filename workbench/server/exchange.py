@@ -73,6 +73,7 @@ class Exchange:
         "answered",
         "body",
         "headers",
+        "held",
         "keep_alive",
         "method",
         "named_headers",
@@ -98,6 +99,7 @@ class Exchange:
         self.on_gone: Callable[[], None] | None = None
         self.refusal: tuple[int, str] | None = None
         self.received = 0  # bytes of the request, head and body
+        self.held = 0  # of the memory for bodies
         self.wire: WireCount | None = None
         self.answered = False
 

@@ -434,5 +434,14 @@ class GrpcConnection(asyncio.Protocol):
             self.transport.close()
 
 
+def farewell(text: bytes) -> bytes:
+    """What a connection that is not served is told: to go away, and why."""
+    h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
+    h2.initiate_connection({})
+    h2.send_goaway(ngh2.ErrorCode.ENHANCE_YOUR_CALM, debug_data=text)
+    said: bytes = h2.data_to_send()
+    return said
+
+
 def _message(text: bytes) -> tuple[tuple[bytes, bytes], ...]:
     return ((b"grpc-message", text),) if text else ()

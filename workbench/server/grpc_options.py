@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from workbench.server.access import Restriction
+from workbench.server.budget import MEMORY
+from workbench.server.listener import MAX_CONNECTIONS
 
 COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 """Values of ``--grpc-infer-response-compression-level``."""
@@ -37,16 +39,18 @@ class KeepAlive:
 class GrpcLimits:
     """What one client, and all of them, may occupy. Sizes in bytes, times in seconds.
 
-    ``streams``: calls at a time on a connection. ``window``: what a call may send before the server has said that it
-    takes more. ``memory``: what messages larger than that may take together until they are answered; a call for which
-    there is no room waits, by flow control. ``requests``: unanswered requests of one ModelStreamInfer call.
-    ``backlog``: of a call's answers that its client does not take, before a decoupled model is held back.
-    ``hello_s``: for the connection's preface; ``pause_s``: for a message to go on.
+    ``connections``: at a time (see ``Listener``). ``streams``: calls at a time on a connection. ``window``: what a call
+    may send before the server has said that it takes more. ``memory``: what messages larger than that may take together
+    until they are answered; a call for which there is no room waits, by flow control. ``requests``: unanswered requests
+    of one ModelStreamInfer call. ``backlog``: of a call's answers that its client does not take, before a decoupled
+    model is held back. ``hello_s``: for the TLS handshake, and for the connection's preface; ``pause_s``: for a message
+    to go on.
     """
 
+    connections: int = MAX_CONNECTIONS
     streams: int = 1024
     window: int = 65_535
-    memory: int = 1024 * 1024 * 1024
+    memory: int = MEMORY
     requests: int = 1024
     backlog: int = 1024 * 1024
     hello_s: float = 20.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from workbench.server.budget import Budget
 from workbench.server.grpc_call import Call, Hold, Opener
-from workbench.server.grpc_connection import GrpcConnection
+from workbench.server.grpc_connection import GrpcConnection, farewell
 from workbench.server.grpc_message import UNIMPLEMENTED
 from workbench.server.grpc_options import GrpcOptions
 from workbench.server.guard import HostGuard
@@ -16,24 +16,16 @@ from workbench.server.listener import Listener
 _CONTENT_TYPES = (b"application/grpc", b"application/grpc+", b"application/grpc;")
 
 
-class MessageMemory:
+class MessageMemory(Budget[Call]):
     """What the messages of all calls may take together, in bytes, until they are answered.
 
-    Who asks for more than there is waits, in order; a message larger than all of it gets it alone. What is taken
-    without asking (small messages of calls that send many) counts, and holds those calls while memory is short.
+    What is taken without asking (small messages of calls that send many) counts, and holds those calls while memory is
+    short.
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self.used = 0
-        self._waiting: deque[tuple[Call, int, Callable[[Call, int], None]]] = deque()
+        super().__init__(size)
         self._held: dict[Call, None] = {}
-
-    def ask(self, call: Call, size: int, granted: Callable[[Call, int], None]) -> None:
-        """Calls ``granted`` when the call may have ``size`` bytes: now or later, never when it is over before."""
-        call.waiting = size
-        self._waiting.append((call, size, granted))
-        self._grant()
 
     def take(self, call: Call, size: int) -> None:
         """The call has taken ``size`` bytes."""
@@ -43,27 +35,8 @@ class MessageMemory:
             call.hold(Hold.MEMORY)
             self._held[call] = None
 
-    def release(self, call: Call, size: int) -> None:
-        """The call gives ``size`` bytes back."""
-        size = min(size, call.reserved)
-        self.used -= size
-        call.reserved -= size
-        self._grant()
-
     def _grant(self) -> None:
-        waiting = self._waiting
-        while waiting:
-            call, size, granted = waiting[0]
-            if call.waiting:  # else it is over
-                if self.used and self.used + size > self.size:
-                    break
-                self.used += size
-                call.reserved += size
-                call.waiting = 0
-                waiting.popleft()
-                granted(call, size)
-            else:
-                waiting.popleft()
+        super()._grant()
         while self._held and self.used <= self.size:
             call = next(iter(self._held))
             del self._held[call]
@@ -90,7 +63,13 @@ class GrpcServer(Listener[GrpcConnection]):
         keep, limits = options.keep_alive, options.limits
         spans = [limits.hello_s, limits.pause_s, keep.time_ms / 1000, keep.timeout_ms / 1000]
         spans += [ms / 1000 for ms in (keep.max_connection_age_ms, keep.max_connection_age_grace_ms) if ms]
-        super().__init__(loop, max(0.02, min(1.0, *(span / 4 for span in spans))))
+        super().__init__(
+            loop,
+            max(0.02, min(1.0, *(span / 4 for span in spans))),
+            service="GRPCInferenceService",
+            max_connections=limits.connections,
+            farewell=farewell(b"too many connections: try again when others have been closed"),
+        )
 
     async def listen(self, address: str, port: int, *, reuse_port: bool = False) -> None:
         """Opens the port; 0 is a free one, then in ``port``.
@@ -98,7 +77,15 @@ class GrpcServer(Listener[GrpcConnection]):
         Raises:
             OSError: the port cannot be had.
         """
-        await self.open_port(lambda: GrpcConnection(self), address, port, reuse_port=reuse_port, tls=self.options.tls)
+        options = self.options
+        await self.open_port(
+            lambda: GrpcConnection(self),
+            address,
+            port,
+            reuse_port=reuse_port,
+            tls=options.tls,
+            handshake_s=options.limits.hello_s,
+        )
 
     def refusal(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """The HTTP status for what is no gRPC call, or one of a web page that may not call; None for a call."""

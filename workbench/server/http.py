@@ -2,18 +2,26 @@
 
 A connection handles one request at a time, so answers to pipelined requests come in order; while one is in flight and
 another waits, the socket is not read (back-pressure). Limits keep memory bounded whatever a client does: size of the
-head, of the body, number of chunks, time for the head, pauses in the body, unread answers.
+head, of the body, number of chunks, time for the head, pauses in the body, unread answers, connections, and what all
+bodies take together.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from workbench.server.budget import Budget, Share
 from workbench.server.connection import MAX_BODY_BYTES, HttpConnection, HttpLimits, NamingConnection
-from workbench.server.exchange import JSON, Application, Exchange, Stream
+from workbench.server.exchange import JSON, Application, Exchange, Stream, error_body
 from workbench.server.listener import Listener
 
 __all__ = ["JSON", "Application", "Exchange", "HttpLimits", "HttpServer", "Stream"]
+
+_TOO_MANY = error_body("too many connections: try again when others have been closed")
+_FAREWELL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    b"Connection: close\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
+)
 
 
 class HttpServer(Listener[HttpConnection]):
@@ -30,12 +38,20 @@ class HttpServer(Listener[HttpConnection]):
         limits: HttpLimits | None = None,
         max_chunked_bytes: int = MAX_BODY_BYTES,
         name_headers: bool = False,
+        service: str = "HTTPService",
     ) -> None:
         self.application = application
         self.limits = limits or HttpLimits()
         self.max_chunked_bytes = max_chunked_bytes
+        self.bodies: Budget[Share] = Budget(self.limits.memory)
         self._connection = NamingConnection if name_headers else HttpConnection
-        super().__init__(loop, max(0.05, min(1.0, self.limits.head_s / 4, self.limits.pause_s / 4)))
+        super().__init__(
+            loop,
+            max(0.05, min(1.0, self.limits.head_s / 4, self.limits.pause_s / 4)),
+            service=service,
+            max_connections=self.limits.connections,
+            farewell=_FAREWELL,
+        )
 
     async def listen(self, address: str, port: int, *, reuse_port: bool = False) -> None:
         """Opens the port; 0 is a free one, then in ``port``.

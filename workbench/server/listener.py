@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 import ssl
+import weakref
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
+
+LOG = logging.getLogger("workbench.server")
+
+MAX_CONNECTIONS = 4096
+"""How many connections a port takes where nobody says otherwise."""
+
+_LINGER_S = 1.0
+_LINGERING = 64
+_TELL_S = 10.0
 
 
 class Connection(Protocol):
@@ -27,18 +39,62 @@ class Connection(Protocol):
 C = TypeVar("C", bound="Connection")
 
 
+class _Connections(set[C]):
+    """Connections that have come; one that has is not on its way any more."""
+
+    def __init__(self, coming: weakref.WeakKeyDictionary[asyncio.BaseProtocol, float]) -> None:
+        super().__init__()
+        self._coming = coming
+
+    def add(self, connection: C) -> None:
+        self._coming.pop(cast("asyncio.BaseProtocol", connection), None)
+        super().add(connection)
+
+
+def connection_limit(asked: int) -> int:
+    """How many connections a port may have at a time.
+
+    Never more than a quarter of the files that the process may open (``ulimit -n``): there are several ports, and
+    models and their processes need files, too.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return asked if files == resource.RLIM_INFINITY else min(asked, max(1, files // 4))
+
+
 class Listener(Generic[C]):
     """A listener and its connections. Everything but the constructor is called on ``loop``.
 
     Args:
         loop: the engine's.
         sweep_s: how often its connections are looked at.
+        service: what the log calls it.
+        max_connections: how many it has at a time (see ``connection_limit``). A further one is told ``farewell`` and
+            closed, and so is its caller's next try until one of the others has gone; the log says so, once in a while.
+        farewell: the bytes for a connection beyond the limit.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sweep_s: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sweep_s: float,
+        *,
+        service: str,
+        max_connections: int = MAX_CONNECTIONS,
+        farewell: bytes = b"",
+    ) -> None:
         self.loop = loop
         self.sweep_s = sweep_s
-        self.connections: set[C] = set()
+        self.service = service
+        self.limit = connection_limit(max_connections)
+        self.farewell = farewell
+        self.refused = 0
+        """Connections that were one too many, since the start."""
+        # accepted, perhaps in the middle of a TLS handshake: since when
+        self._coming: weakref.WeakKeyDictionary[asyncio.BaseProtocol, float] = weakref.WeakKeyDictionary()
+        self.connections: set[C] = _Connections(self._coming)
+        self.lingering: set[asyncio.BaseProtocol] = set()
+        self._told = 0  # of the refused, in the log
+        self._told_at = 0.0
         self.closing = False
         self.address = ""
         self.port = 0
@@ -53,6 +109,7 @@ class Listener(Generic[C]):
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
+        handshake_s: float = 20.0,
     ) -> None:
         """Opens the port; 0 is a free one, then in ``port``. ``connect`` makes a connection.
 
@@ -60,13 +117,48 @@ class Listener(Generic[C]):
             OSError: the port cannot be had.
         """
         self._server = await self.loop.create_server(
-            connect, address, port, backlog=1024, reuse_port=reuse_port or None, ssl=tls
+            lambda: self._take(connect, handshake_s),
+            address,
+            port,
+            backlog=1024,
+            reuse_port=reuse_port or None,
+            ssl=tls,
+            ssl_handshake_timeout=handshake_s if tls is not None else None,
         )
         self.address = address
         self.port = self._server.sockets[0].getsockname()[1]
         self._sweeper = self.loop.call_later(self.sweep_s, self._sweep)
 
+    def _take(self, connect: Callable[[], asyncio.Protocol], handshake_s: float) -> asyncio.BaseProtocol:
+        """Makes a connection, or what turns one away."""
+        coming, now = self._coming, self.loop.time()
+        if len(self.connections) + len(coming) >= self.limit:
+            for protocol, since in tuple(coming.items()):
+                if now - since > handshake_s:  # its handshake has failed
+                    del coming[protocol]
+            if len(self.connections) + len(coming) >= self.limit:
+                self.refused += 1
+                self._tell(now)
+                return _TurnedAway(self)
+        made = connect()
+        coming[made] = now
+        return made
+
+    def _tell(self, now: float) -> None:
+        """Has the log say that connections were refused: the first one at once, others together."""
+        count = self.refused - self._told
+        if count and (not self._told or now - self._told_at >= _TELL_S):
+            LOG.warning(
+                "%s: %d connection%s refused: %d are open, the most that it takes",
+                self.service,
+                count,
+                "" if count == 1 else "s",
+                self.limit,
+            )
+            self._told, self._told_at = self.refused, now
+
     def _sweep(self) -> None:
+        self._tell(self.loop.time())
         for connection in tuple(self.connections):
             connection.sweep()
         if self._sweeper is not None:
@@ -92,3 +184,29 @@ class Listener(Generic[C]):
             self._sweeper.cancel()
             self._sweeper = None
         return clean
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection beyond the limit: it is told so and closed.
+
+    What its client has sent already is read and thrown away for a moment, where not too many wait so: a close with
+    unread bytes would be a reset, and lose the client what it is told.
+    """
+
+    def __init__(self, listener: Listener[C]) -> None:
+        self._listener = listener
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        made = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
+        listener = self._listener
+        if not listener.farewell or len(listener.lingering) >= _LINGERING or not made.can_write_eof():
+            made.write(listener.farewell)
+            made.close()
+            return
+        listener.lingering.add(self)
+        made.write(listener.farewell)
+        made.write_eof()
+        listener.loop.call_later(_LINGER_S, made.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.lingering.discard(self)

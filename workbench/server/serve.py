@@ -108,7 +108,7 @@ class RunningServer:
         if options.allow_grpc:
             await self._listen_grpc(options, loop)
         if options.allow_metrics:
-            metrics = HttpServer(self._metrics, loop, limits=options.limits)
+            metrics = HttpServer(self._metrics, loop, limits=options.limits, service="Metrics Service")
             self._listeners.append(metrics)
             await _bind(metrics, options.metrics_address, options.metrics_port, options.reuse_port)
             self.metrics_url = _url(options.metrics_address, metrics.port) + "/metrics"
