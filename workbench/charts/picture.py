@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.core.property.vectorization import Expr, Field, Value
-from bokeh.models import FactorRange
+from bokeh.models import Column, FactorRange
 
 from workbench.charts.style import FONT, Chart, models
 
@@ -38,8 +38,13 @@ def to_svg(chart: Chart, width: int = WIDTH) -> str:
     """The chart as one ``<svg>`` element, with its words where it has no data."""
     figures = getattr(chart.figure, "children", None)
     parts = [item[0] if isinstance(item, tuple) else item for item in figures] if figures else [chart.figure]
-    each = width // len(parts)
-    drawn = [_figure(fig, each, i * each) for i, fig in enumerate(parts)]
+    if isinstance(chart.figure, Column):
+        heights: list[Any] = [fig.height for fig in parts]
+        tops = [int(sum(heights[:i])) for i in range(len(parts))]
+        drawn = [_figure(fig, width, 0, top) for fig, top in zip(parts, tops, strict=True)]
+    else:
+        each = width // len(parts)
+        drawn = [_figure(fig, each, i * each, 0) for i, fig in enumerate(parts)]
     height = chart.height
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -48,22 +53,26 @@ def to_svg(chart: Chart, width: int = WIDTH) -> str:
     )
 
 
-def _figure(fig: Any, width: int, offset: int) -> str:
+def _figure(fig: Any, width: int, offset: int, top: int) -> str:
+    left, bottom = max(LEFT, int(fig.min_border_left or 0)), BOTTOM if fig.xaxis[0].visible else TOP
     height = fig.height
     renderers = [r for r in fig.renderers if isinstance(r, models.GlyphRenderer)]
-    x = _x_scale(fig.x_range, renderers, LEFT, width - RIGHT)
+    x = _x_scale(fig.x_range, renderers, left, width - RIGHT)
     log = type(fig.y_scale).__name__ == "LogScale"
-    y = _y_scale(fig.y_range, renderers, height - BOTTOM, TOP, log)
-    out = [f'<g transform="translate({offset} 0)">']
+    y = _y_scale(fig.y_range, renderers, height - bottom, TOP, log)
+    named = fig.yaxis[0].major_label_overrides
+    if named:  # rows with names instead of a scale
+        y = _Scale(y.to_pixel, tuple((y.to_pixel(at), text) for at, text in named.items()))
+    out = [f'<g transform="translate({offset} {top})">']
     for at, text in y.ticks:
-        out.append(f'<path d="M{LEFT} {at:.1f}H{width - RIGHT}" stroke="{GRID}"/>')
-        out.append(f'<text x="{LEFT - 7}" y="{at + 4:.1f}" text-anchor="end" fill="{TEXT}">{escape(text)}</text>')
-    for at, text in x.ticks:
+        out.append(f'<path d="M{left} {at:.1f}H{width - RIGHT}" stroke="{GRID}"/>')
+        out.append(f'<text x="{left - 7}" y="{at + 4:.1f}" text-anchor="end" fill="{TEXT}">{escape(text)}</text>')
+    for at, text in x.ticks if fig.xaxis[0].visible else ():
         out.append(
-            f'<text x="{at:.1f}" y="{height - BOTTOM + 17}" text-anchor="middle" fill="{TEXT}">{escape(text)}</text>'
+            f'<text x="{at:.1f}" y="{height - bottom + 17}" text-anchor="middle" fill="{TEXT}">{escape(text)}</text>'
         )
     for at, text in x.groups:
-        out.append(f'<text x="{at:.1f}" y="{height - BOTTOM + 29}" text-anchor="middle" fill="{TEXT}" ')
+        out.append(f'<text x="{at:.1f}" y="{height - bottom + 29}" text-anchor="middle" fill="{TEXT}" ')
         out.append(f'font-weight="600">{escape(text)}</text>')
     for renderer in renderers:
         out.append(_glyph(renderer, x, y))
@@ -71,19 +80,20 @@ def _figure(fig: Any, width: int, offset: int) -> str:
         if type(item).__name__ == "Span" and item.visible:
             at = y.to_pixel(item.location)
             out.append(
-                f'<path d="M{LEFT} {at:.1f}H{width - RIGHT}" stroke="{item.line_color}" stroke-width="1.5" '
+                f'<path d="M{left} {at:.1f}H{width - RIGHT}" stroke="{item.line_color}" stroke-width="1.5" '
                 f'stroke-dasharray="6 4"/>'
             )
         if type(item).__name__ == "Label" and item.visible:
-            middle = f'x="{(LEFT + width - RIGHT) / 2}" y="{(TOP + height - BOTTOM) / 2}"'
+            middle = f'x="{(left + width - RIGHT) / 2}" y="{(TOP + height - bottom) / 2}"'
             out.append(f'<text {middle} text-anchor="middle" fill="{TEXT}">{escape(item.text)}</text>')
-    out.append(f'<path d="M{LEFT} {TOP}V{height - BOTTOM}H{width - RIGHT}" fill="none" stroke="{LINE}"/>')
-    middle_x = (LEFT + width - RIGHT) / 2
-    middle_y = (TOP + height - BOTTOM) / 2
-    out.append(
-        f'<text x="{middle_x}" y="{height - 8}" text-anchor="middle" fill="{TEXT}">'
-        f"{escape(fig.xaxis[0].axis_label)}</text>"
-    )
+    out.append(f'<path d="M{left} {TOP}V{height - bottom}H{width - RIGHT}" fill="none" stroke="{LINE}"/>')
+    middle_x = (left + width - RIGHT) / 2
+    middle_y = (TOP + height - bottom) / 2
+    if fig.xaxis[0].visible:
+        out.append(
+            f'<text x="{middle_x}" y="{height - 8}" text-anchor="middle" fill="{TEXT}">'
+            f"{escape(fig.xaxis[0].axis_label)}</text>"
+        )
     out.append(
         f'<text transform="translate(14 {middle_y}) rotate(-90)" text-anchor="middle" fill="{TEXT}">'
         f"{escape(fig.yaxis[0].axis_label)}</text></g>"
@@ -223,7 +233,7 @@ def _draw_multi_line(renderer: Any, x: _Scale, y: _Scale) -> str:
     columns = [_column(renderer, name) for name in ("xs", "ys", "line_color", "line_dash", "line_width")]
     return "".join(
         f'<path d="{_path(xs, ys, x, y)}" fill="none" stroke="{colour}" stroke-width="{width}" '
-        f'stroke-dasharray="{DASHES.get(dash, "none")}"/>'
+        f'stroke-dasharray="{DASHES.get(dash, "none") if isinstance(dash, str) else "none"}"/>'
         for xs, ys, colour, dash, width in zip(*columns, strict=True)
     )
 
@@ -248,6 +258,17 @@ def _draw_vbar(renderer: Any, x: _Scale, y: _Scale) -> str:
     )
 
 
+def _draw_hbar(renderer: Any, x: _Scale, y: _Scale) -> str:
+    columns = [_column(renderer, name) for name in ("y", "left", "right", "height", "fill_color", "fill_alpha")]
+    return "".join(
+        f'<rect x="{x.to_pixel(left):.1f}" y="{y.to_pixel(at + height / 2):.1f}" '
+        f'width="{max(0.5, x.to_pixel(right) - x.to_pixel(left)):.1f}" '
+        f'height="{y.to_pixel(at - height / 2) - y.to_pixel(at + height / 2):.1f}" fill="{colour}" '
+        f'fill-opacity="{alpha}"/>'
+        for at, left, right, height, colour, alpha in zip(*columns, strict=True)
+    )
+
+
 def _draw_varea(renderer: Any, x: _Scale, y: _Scale) -> str:
     glyph: Any = renderer.glyph
     xs, low, high = (_column(renderer, name) for name in ("x", "y1", "y2"))
@@ -265,6 +286,7 @@ _DRAWERS: dict[str, Callable[[Any, _Scale, _Scale], str]] = {
     "Line": _draw_line,
     "MultiLine": _draw_multi_line,
     "Scatter": _draw_scatter,
+    "HBar": _draw_hbar,
     "VBar": _draw_vbar,
     "VArea": _draw_varea,
 }

@@ -7,7 +7,7 @@ measured points, ``side_by_side(rounds)`` several ways to do a thing, ``steps(br
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from workbench.errors import NotFound
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.charts.style import Chart
     from workbench.panels.base import ChartView, Panel
     from workbench.profiling import Point
     from workbench.session.server import Server
@@ -27,6 +28,7 @@ PANELS: dict[str, tuple[str, str]] = {
     "sweep": ("workbench.panels.sweep", "SweepPanel"),
     "ensemble": ("workbench.panels.ensemble", "EnsemblePanel"),
     "logs": ("workbench.panels.logs", "LogsPanel"),
+    "timeline": ("workbench.panels.timeline", "TimelinePanel"),
     "devices": ("workbench.panels.devices", "DevicesPanel"),
 }
 """Name → (module, class)."""
@@ -87,4 +89,11 @@ def steps(breakdown: pd.DataFrame, *, title: str = "Where the time of a request 
     return ChartView(partial(draw_breakdown, x_label="step (of a request)"), steps_info(columns, title=title))
 
 
-__all__ = ["PANELS", "before_after", "panel", "side_by_side", "steps"]
+def chart_bundle(draw: Callable[[Any], Chart], info: Any, text: str, still: Any = None) -> Any:
+    """A chart as what a notebook's cell shows, for results below this room: the chart, its picture, ``text``."""
+    from workbench.panels.base import ChartView
+
+    return ChartView(draw, info, text=text, still=still)._repr_mimebundle_()
+
+
+__all__ = ["PANELS", "before_after", "chart_bundle", "panel", "side_by_side", "steps"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -31,13 +31,18 @@ STALE_AFTER_S = 5.0
 
 
 class ChartView(BokehView):
-    """One finished chart in a cell; a saved notebook keeps its picture."""
+    """One finished chart in a cell; a saved notebook keeps its picture.
 
-    def __init__(self, draw: Callable[[Info], Chart], info: Info) -> None:
+    ``text`` is what it says as text, ``still`` what its picture shows where that is less (a picture has all its data in
+    the notebook's file).
+    """
+
+    def __init__(self, draw: Callable[[Info], Chart], info: Info, *, text: str = "", still: Info | None = None) -> None:
         self._draw_again: Callable[[], Chart] = lambda: draw(info)
+        self._draw_still: Callable[[], Chart] = lambda: draw(info if still is None else still)
         chart = draw(info)
         super().__init__(chart.figure, label=chart.title, height=chart.height, header=chart.header)
-        self._numbers = f"{chart.title}: {chart.note}"
+        self._numbers = text or f"{chart.title}: {chart.note}"
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The chart as a static page that needs no network; written to ``path`` if one is given."""
@@ -56,11 +61,15 @@ class ChartView(BokehView):
 
         bundle: Any = super()._repr_mimebundle_(**kwargs)
         data, *rest = bundle
-        return ({**data, "text/plain": repr(self), "text/html": picture([self._draw_again()])}, *rest)
+        return ({**data, "text/plain": repr(self), "text/html": picture([self._draw_still()])}, *rest)
 
 
 class ChartBox(Generic[Info]):
-    """A chart in a panel: what it shows now, and the widget that shows it."""
+    """A chart in a panel: what it shows now, and the widget that shows it.
+
+    ``select`` are the sources that can be clicked, by name, with the column of their keys; ``on_select`` is told the
+    name and the key.
+    """
 
     def __init__(
         self,
@@ -68,17 +77,23 @@ class ChartBox(Generic[Info]):
         update: Callable[[Chart, Info], None],
         info: Info,
         on_views: Callable[[], None],
+        *,
+        select: Mapping[str, str] | None = None,
+        on_select: Callable[[str, Any], None] | None = None,
     ) -> None:
         self._draw = draw
         self._update = update
         self.info = info
         self.chart = draw(info)
+        self._names = {str(source.id): name for name, source in self.chart.sources.items()}
         self.view = BokehView(
             self.chart.figure,
             label=self.chart.title,
             height=self.chart.height,
             header=self.chart.header,
             on_views=on_views,
+            select={str(self.chart.sources[name].id): column for name, column in (select or {}).items()},
+            on_select=None if on_select is None else lambda id, key: on_select(self._names[id], key),
         )
 
     def show(self, info: Info) -> None:
@@ -126,9 +141,9 @@ class Panel(W.VBox, metaclass=PanelType):  # type: ignore[misc]
         return [box.view for box in self._boxes]
 
     def _chart(
-        self, draw: Callable[[Info], Chart], update: Callable[[Chart, Info], None], info: Info
+        self, draw: Callable[[Info], Chart], update: Callable[[Chart, Info], None], info: Info, **clicks: Any
     ) -> ChartBox[Info]:
-        box = ChartBox(draw, update, info, self._views_changed)
+        box = ChartBox(draw, update, info, self._views_changed, **clicks)
         self._boxes.append(box)
         return box
 

@@ -5,7 +5,7 @@
 //   snap  {view, seq, item}                                   the whole document, for one view
 //   s     {seq, parts: [{id, cols, n, roll}]} + [float64s]    new rows of numeric columns
 //   p     {seq, patch, ids}   + buffers                       any other change, as Bokeh encodes it
-// Messages to Python: lib? {} · ready {view} · bye {view} · range {id, start, end}
+// Messages to Python: lib? {} · ready {view} · bye {view} · range {id, start, end} · select {id, key}
 
 const ASK_AGAIN_MS = 4000;
 const ASK_AT_MOST_MS = 60000;
@@ -281,6 +281,7 @@ class ChartView {
     this.stale = false;
     this.quietly(() => applyTheme(this.doc, this.el));
     this.watchRanges();
+    this.watchClicks();
     this.describe();
     this.el.dataset.state = "drawn";
     this.schedule();
@@ -305,6 +306,21 @@ class ChartView {
           timer = 0;
           if (!this.closed) this.model.send({ type: "range", id, start: range.start, end: range.end });
         }, RANGE_EVERY_MS);
+      });
+    }
+  }
+
+  // The key of what was clicked is told, not its place: the rows may be others by the time Python hears of it.
+  watchClicks() {
+    for (const [id, column] of Object.entries(this.model.get("_select"))) {
+      const source = this.doc.get_model_by_id(id);
+      if (source === null) continue;
+      source.selected.change.connect(() => {
+        const index = source.selected.indices[0];
+        if (this.remote || index === undefined) return;
+        const key = source.data[column]?.[index];
+        if (key !== undefined && !this.closed) this.model.send({ type: "select", id, key });
+        setTimeout(() => this.doc && this.quietly(() => source.selected.setv({ indices: [] }, { sync: false })));
       });
     }
   }

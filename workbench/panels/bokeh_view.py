@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from workbench.panels.routing import answer_while_busy
 RangeCallback = Callable[[str, float, float], None]
 """Called as ``callback(range id, start, end)`` when a person has zoomed or panned."""
 
+SelectCallback = Callable[[str, Any], None]
+"""Called as ``callback(source id, key)`` when a person has clicked on a glyph."""
+
 
 @lru_cache(maxsize=1)
 def bokehjs_gzip() -> bytes:
@@ -53,6 +56,9 @@ class BokehView(anywidget.AnyWidget):
         header: title, note and legend as text above the figure, as ``Chart.header`` gives them.
         on_views: called when a view appears in a page or goes (see :attr:`views`).
         on_range: called with a range's id, start and end at most every 60 ms while a person pans or zooms.
+        select: sources whose glyphs can be clicked (the figure has Bokeh's tool ``tap``), each with the column whose
+            value is the key of a row.
+        on_select: called with a source's id and the key of what was clicked.
 
     Documents are not thread-safe: change the figure inside ``with view.lock`` and call :meth:`flush`, or pass the
     change to :meth:`update`, from any thread.
@@ -65,6 +71,7 @@ class BokehView(anywidget.AnyWidget):
     _label = traitlets.Unicode("").tag(sync=True)
     _header = traitlets.Dict().tag(sync=True)
     _watch = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    _select = traitlets.Dict().tag(sync=True)
 
     def __init__(
         self,
@@ -76,12 +83,17 @@ class BokehView(anywidget.AnyWidget):
         on_range: RangeCallback | None = None,
         header: dict[str, Any] | None = None,
         on_views: Callable[[], None] | None = None,
+        select: Mapping[str, str] | None = None,
+        on_select: SelectCallback | None = None,
     ) -> None:
-        super().__init__(_height=height, _label=label, _watch=[r.id for r in watch], _header=header or {})
+        super().__init__(
+            _height=height, _label=label, _watch=[r.id for r in watch], _header=header or {}, _select=dict(select or {})
+        )
         self.figure = figure
         self.lock = threading.RLock()
         self._on_range = on_range
         self._on_views = on_views
+        self._on_select = on_select
         self._views: set[str] = set()
         self._pending: list[Any] = []
         self._seq = 0
@@ -188,6 +200,8 @@ class BokehView(anywidget.AnyWidget):
             self._tell_views()
         elif kind == "range":
             self._range_changed(str(message["id"]), message["start"], message["end"])
+        elif kind == "select" and message["id"] in self._select and self._on_select is not None:
+            self._on_select(str(message["id"]), message["key"])
 
     def _tell_views(self) -> None:
         if self._on_views is not None and not self._closing:

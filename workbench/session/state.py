@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from workbench.clock import monotonic_ns
 from workbench.errors import Cancelled, NotReady
 from workbench.session.logs import LogBook, LogFilter, LogLines, read_into, wall_ahead_ms
+from workbench.session.recent import RecentRecords
 from workbench.session.results import ModelTable
 from workbench.session.server import model_table
 from workbench.session.windows import Histogram, ModelWindow, WindowTracker
@@ -125,6 +126,7 @@ class SessionState:
         self._boundary = False
         self.sweeps: list[SweepJob] = []
         self._book: LogBook | None = None
+        self._recent: RecentRecords | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -198,6 +200,22 @@ class SessionState:
         with self._lock:
             return LogLines(self._book.select(wanted), self._book.cursor, self.server.name)
 
+    def recent_records(self, seconds: float) -> tuple[RecordColumns, int]:
+        """Records of what ended in the last seconds (30 at most), and the server's time; each poll reads what is new.
+
+        Raises:
+            WorkbenchError: at the first call: the server does not answer, or (a remote Triton) keeps no records.
+        """
+        with self._polling:  # until it is there: what a poll in between would be missing in it
+            if self._recent is None:
+                recent = RecentRecords()
+                recent.add(self.server.record_columns())
+                with self._lock:
+                    self._recent = recent
+        with self._lock:
+            now = (self._polled or monotonic_ns()) + self._server_ahead
+            return self._recent.since(now - int(seconds * 1e9)), now
+
     def request(self, seq: int) -> dict[str, Any] | None:
         """The record of one of the latest requests, as a dictionary, with ``response_ms`` and ``children``."""
         with self._lock:
@@ -213,6 +231,8 @@ class SessionState:
         server_now = int(reading.state.get("time_ns") or now)
         self._server_ahead = server_now - now
         self._tracker.update(server_now, reading.statistics, reading.columns)
+        if self._recent is not None and reading.columns is not None:
+            self._recent.add(reading.columns)
         if self._book is not None:
             self._book.add(reading.events, reading.columns, wall_ahead_ms(reading.state))
         for event in reading.events:

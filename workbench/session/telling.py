@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workbench.protocol.tensors import InferenceRequest
     from workbench.records import Event, RecordColumns
     from workbench.session.results import CapturedRows, ConfigView
+    from workbench.session.timeline import Timeline, Waterfall
 
 
 LOG_SETTINGS = ("log_info", "log_warning", "log_error", "log_verbose_level", "log_format", "log_file")
@@ -183,6 +184,44 @@ class TellingServer(ABC):
         columns = self.record_columns()
         since = 0 if seconds is None else int(self.state()["time_ns"]) - int(seconds * 1e9)
         return breakdown_frame(columns, model, composing_models(self.config(model).effective), since)
+
+    def timeline(self, model: str | None = None, *, last: float | None = None) -> Timeline:
+        """Who waited for whom, on which instance, and why each batch left the queue: from the ring of records.
+
+        In a notebook the answer is a chart: each request's latency, each instance's batches coloured by the reason why
+        they left the queue, and how many requests waited. ``.frame()`` gives one row a request, ``.waterfall(seq)``
+        one request, ``.perfetto("trace.json")`` writes what ui.perfetto.dev opens.
+
+        Args:
+            model: one model and what was made for it (steps of an ensemble, BLS); None is all.
+            last: only what ended in the last seconds; None is all that is kept (65,536 requests).
+
+        Raises:
+            NotFound: no request of ``model`` is recorded.
+            Unsupported: a remote Triton gives no records.
+        """
+        from workbench.session.timeline import Timeline
+
+        columns = self.record_columns()
+        return Timeline.of_records(columns, model=model, last=last, now_ns=int(self.state()["time_ns"]))
+
+    def waterfall(self, request: int | str) -> Waterfall:
+        """Where the time of one request went, in a sentence and in bars.
+
+        With it the batches that kept its instance busy while it waited, what was made for it (steps of an ensemble,
+        BLS), and the requests that shared its batch.
+
+        Args:
+            request: the ``seq`` of its record, or its id as a text; of several with this id the newest.
+
+        Raises:
+            NotFound: it runs still, or its record is no longer kept.
+            Unsupported: a remote Triton gives no records.
+        """
+        from workbench.records.waterfall import waterfall_of
+        from workbench.session.timeline import Waterfall
+
+        return Waterfall(waterfall_of(self.record_columns(), request))
 
     def traffic(self) -> pd.DataFrame:
         """Bytes that were moved, counted where they move; one row a model, so that two answers can be subtracted.
