@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -104,7 +105,16 @@ def _unlisted(reporter: pytest.TerminalReporter) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skip that is on no list fails the run."""
+    """A skip that is on no list fails the run; what failed is written to a file that WORKBENCH_TEST_REPORT names."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and session.exitstatus == 0 and _unlisted(reporter):
+    if reporter is None:  # a process of pytest-xdist's: the one that has started it reports
+        return
+    unlisted = _unlisted(reporter)
+    if session.exitstatus == 0 and unlisted:
         session.exitstatus = 1
+    if path := os.environ.get("WORKBENCH_TEST_REPORT"):
+        failed: dict[str, str] = {}
+        for report in [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]:
+            failed.setdefault(report.nodeid, report.longreprtext)
+        found = {"exit_status": int(session.exitstatus), "failed": failed, "unlisted_skips": unlisted}
+        Path(path).write_text(json.dumps(found))

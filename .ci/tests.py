@@ -1,0 +1,70 @@
+"""Runs `make TARGET` for each target named; what failed is run once more, alone, at the end.
+
+Many tests here are about real time: a queue's delay, a limit after which a process is ended, who answers first under
+load. They run on machines with two cores, which other jobs may share, beside the processes that they start; so one of
+thousands may fail of what the machine did meanwhile. Such a test passes when it runs alone, and is printed as FLAKY
+with what it failed of: it is to be mended, but it says nothing about the change. What fails for a reason fails again.
+More than five at once are no accident, and neither is anything but failed tests (a skip that is on no list, a run that
+was broken off): that fails at once. `make test` itself runs nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MOST = 5
+SELECTS = {"test-full": ["-m", "full"]}
+"""What a target selects, as in the Makefile, but for those that select nothing."""
+SHOWN = 4000
+"""Characters of the end of a failure's text."""
+
+
+def failures(target: str, report: Path) -> dict[str, str] | None:
+    """The tests that failed with their texts; None where something else has failed than a few tests."""
+    if subprocess.run(["make", target], env={**os.environ, "WORKBENCH_TEST_REPORT": str(report)}).returncode == 0:
+        return {}
+    if not report.exists():
+        print(f"make {target} failed, and has run no test to its end")
+        return None
+    found = json.loads(report.read_text())
+    failed: dict[str, str] = found["failed"]
+    if found["exit_status"] != 1 or found["unlisted_skips"] or not failed:
+        print(f"make {target} failed of something else than a test")
+        return None
+    if len(failed) > MOST:
+        print(f"make {target}: {len(failed)} tests failed; more than {MOST} are not run again")
+        return None
+    return failed
+
+
+def main(targets: list[str]) -> int:
+    """The exit code."""
+    failed: dict[tuple[str, str], str] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for target in targets:
+            found = failures(target, Path(scratch) / f"{target}.json")
+            if found is None:
+                return 1
+            failed |= {(target, test): text for test, text in found.items()}
+    if len(failed) > MOST:
+        print(f"{len(failed)} tests failed; more than {MOST} are not run again")
+        return 1
+    for target, test in failed:
+        print(f"failed once, runs again alone: {test}", flush=True)
+        if subprocess.run([sys.executable, "-m", "pytest", *SELECTS.get(target, []), test]).returncode:
+            print(f"FAILED TWICE: {test}")
+            return 1
+    if failed:
+        print("FLAKY: failed once, passed alone")
+    for (target, test), text in failed.items():
+        print(f"\n== make {target}: {test}\n{text[-SHOWN:]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""What CI does with a test that fails: once more, alone, at the end; and what it does not let pass."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TARGETS = f"""
+test:
+\t@{sys.executable} -m pytest -q -p no:cacheprovider
+test-full:
+\t@{sys.executable} -m pytest -q -p no:cacheprovider -m full
+"""
+HEAD = """
+from pathlib import Path
+import pytest
+
+def first(name):
+    mark = Path(__file__).with_name(f"ran {name}")
+    if mark.exists():
+        return False
+    mark.touch()
+    return True
+
+"""
+FLAKY = """
+@pytest.mark.parametrize("what", ["a :: b [c]"])
+def test_flaky(what):
+    assert not first(what), "the machine was busy"
+"""
+FULL = """
+@pytest.mark.full
+def test_long():
+    assert not first("long"), "the machine was busier"
+"""
+
+
+def ci(root: Path, tests: str, *targets: str) -> tuple[int, str]:
+    """Runs the script over a project of its own; gives its exit code and what it printed."""
+    (root / "tests").mkdir()
+    (root / ".ci").mkdir()
+    (root / "Makefile").write_text(TARGETS)
+    (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["full"]\n')
+    (root / "tests" / "test_own.py").write_text(HEAD + tests)
+    shutil.copy(ROOT / ".ci" / "tests.py", root / ".ci")
+    for name in ("conftest.py", "skips.txt"):
+        shutil.copy(ROOT / "tests" / name, root / "tests")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "WORKBENCH_TEST"))}
+    command = [sys.executable, ".ci/tests.py", *targets]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.full
+def test_what_fails_once_passes_and_is_named_with_what_it_failed_of(tmp_path: Path) -> None:
+    code, said = ci(tmp_path, FLAKY + FULL + "def test_well():\n    pass\n", "test", "test-full")
+    assert code == 0, said
+    block = said.partition("FLAKY: failed once, passed alone")[2]
+    assert "== make test: tests/test_own.py::test_flaky[a :: b [c]]" in block
+    assert "AssertionError: the machine was busy\n" in block
+    assert "== make test-full: tests/test_own.py::test_long" in block
+    assert "AssertionError: the machine was busier\n" in block
+    assert "test_well" not in block
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("tests", "text", "runs"),
+    [
+        (
+            "def test_broken():\n    assert False\n",
+            "FAILED TWICE: tests/test_own.py::test_broken",
+            2,
+        ),
+        (
+            "@pytest.mark.parametrize('n', range(6))\ndef test_many(n):\n    assert not first(n)\n",
+            "make test: 6 tests failed; more than 5 are not run again",
+            1,
+        ),
+        (
+            FLAKY + "def test_skipped():\n    pytest.skip('not today')\n",
+            "make test failed of something else than a test",
+            1,
+        ),
+        ("def test_kills():\n    import os\n    os._exit(1)\n", "make test failed, and has run no test to its end", 0),
+        ("def test_stops():\n    pytest.exit('enough', 1)\n", "make test failed of something else than a test", 0),
+    ],
+)
+def test_what_is_no_accident_fails(tmp_path: Path, tests: str, text: str, runs: int) -> None:
+    code, said = ci(tmp_path, tests, "test")
+    assert code == 1, said
+    assert text in said
+    assert "FLAKY" not in said
+    assert said.count("short test summary info") == runs, said
+
+
+@pytest.mark.full
+def test_what_passes_runs_once(tmp_path: Path) -> None:
+    code, said = ci(tmp_path, "def test_well():\n    pass\n", "test")
+    assert code == 0
+    assert said.count("1 passed") == 1
+    assert "FLAKY" not in said
