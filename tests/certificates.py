@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_certificates(folder: Path) -> Path:
-    """``root.pem``; ``server`` and ``client`` with certificate (.pem) and key (.key), signed by it; gives the folder."""
+    """``root.pem``; ``server`` and ``client``, certificate (.pem) and key (.key), signed by it. Gives ``folder``."""
     _openssl(
         "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=root",
         "-keyout", str(folder / "root.key"), "-out", str(folder / "root.pem"),
