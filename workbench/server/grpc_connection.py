@@ -27,9 +27,10 @@ _TWO_HOURS_S = 7200.0
 _WHOLE_WINDOW = 2**31 - 1
 _FRAME = 64 * 1024
 _HEADER_LIST = 16 * 1024
+_GOAWAY = b"\0\0\x08\7\0\0\0\0\0\x7f\xff\xff\xff"
 _CONFIGURATION = ngh2.Configuration(
     auto_window_update=False,
-    max_inbound_header_list_size=64 * 1024,
+    max_inbound_header_list_size=_HEADER_LIST,  # of each call: they are kept while it runs
     max_inbound_header_count=256,
     # calls that clients cancel are resets, too: a thousand at once, then a thousand a second
     stream_reset_rate_limit=(1_000, 1_000),
@@ -128,8 +129,8 @@ class GrpcConnection(asyncio.Protocol):
         h2, handlers = self._h2, self._on_event
         try:
             h2.receive_data(data)
-        except (ngh2.NGH2Error, MemoryError):  # no HTTP/2, or a flood
-            self.transport.abort()
+        except (ngh2.NGH2Error, MemoryError) as error:  # no HTTP/2, or a flood
+            self._cut_off(error)
             return
         for event in h2.events():
             handler = handlers.get(type(event))
@@ -137,6 +138,19 @@ class GrpcConnection(asyncio.Protocol):
                 handler(event)
         if h2.want_write or self._finishing or self._leaving:
             self._flush()
+
+    def _cut_off(self, error: Exception) -> None:
+        """Says why in a GOAWAY frame, which a library that has failed no longer does, and closes."""
+        transport = self.transport
+        assert transport is not None
+        flood = isinstance(error, ngh2.DenialOfServiceError | MemoryError)
+        code = ngh2.ErrorCode.ENHANCE_YOUR_CALM if flood else ngh2.ErrorCode.PROTOCOL_ERROR
+        if not self._paused:
+            transport.write(_GOAWAY + code.to_bytes(4, "big"))
+        if transport.get_write_buffer_size():  # a client that does not read it is not waited for
+            transport.abort()
+        else:
+            transport.close()
 
     # -- events -------------------------------------------------------------------------------------------------------
 
