@@ -261,7 +261,6 @@ def test_a_sweep_that_was_broken_off_is_resumed_without_repeating(server: Script
     weights.parent.mkdir(parents=True)
     weights.write_text("one")
     first = sweep(target(), "m", GRID, loads, inputs=INPUTS, store=store, stop=stop, on_progress=on_progress)
-    valid = sum(point.valid for point in first)
     options = SweepOptions(resume=first.run_id)
     second = sweep(target(), "m", GRID, loads, inputs=INPUTS, store=store, options=options)
     assert second.run_id == first.run_id
@@ -272,7 +271,7 @@ def test_a_sweep_that_was_broken_off_is_resumed_without_repeating(server: Script
     for before, after in zip(first, second, strict=False):
         assert not before.valid or after.throughput == before.throughput
     with store.open(first.run_id) as run:
-        assert len(run.points()) == len(first) + 4 - valid
+        assert len(run.points()) == 4, "what was measured again takes the place of what was not valid"
         assert run.info.status == "done"
     # Another seed is another point.
     other = [Load.closed(1, seed=99, **FAST)]

@@ -182,10 +182,10 @@ def test_a_restore_that_failed_can_be_tried_again(kernel: Engine, monkeypatch: p
     target.configure("double", [f"{DELAY}=55"])
     with monkeypatch.context() as patch:
 
-        def fail(self: Engine, model: str) -> None:
+        def fail(model: str, lease: str) -> None:
             raise ConnectionResetError("cut")
 
-        patch.setattr(Engine, "revert", fail)
+        patch.setattr(kernel.engine, "release_lease", fail)
         with pytest.raises(ConnectionResetError):
             target.restore("double")
     target.restore("double")

@@ -44,10 +44,40 @@ class ControlClient:
         """``text`` (applied), ``saved_text`` (on disk), ``epoch``, ``dirty``, ``effective`` (completed JSON)."""
         return self._dict("GET", self._model(model, "config"))
 
-    def configure(self, model: str, edits: Sequence[Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """Applies edits (``Edit`` objects or ``{"path", "op", "value"}``) in memory while the model serves."""
-        body = {"edits": [_edit_json(edit) for edit in edits], "dry_run": dry_run}
+    def configure(self, model: str, edits: Sequence[Any], *, dry_run: bool = False, lease: str = "") -> dict[str, Any]:
+        """Applies edits (``Edit`` objects or ``{"path", "op", "value"}``) in memory while the model serves.
+
+        ``lease`` is that of the model, where it is taken (``lease``).
+        """
+        body = {"edits": [_edit_json(edit) for edit in edits], "dry_run": dry_run, "lease": lease}
         return self._dict("POST", self._model(model, "configure"), body, LOAD_TIMEOUT_S)
+
+    def lease(self, model: str, holder: Mapping[str, Any], ttl_s: float) -> str:
+        """Takes a model for a sweep: only edits that name the lease given are allowed until it ends.
+
+        When it is released, or gives no sign of life for ``ttl_s`` seconds, the server puts the configuration back.
+
+        Raises:
+            NotReady: somebody has it; the text names the holder (a ``records.Holder`` as JSON).
+        """
+        body = {"holder": dict(holder), "ttl_s": ttl_s}
+        return str(self._dict("POST", self._model(model, "lease"), body, LOAD_TIMEOUT_S)["lease"])
+
+    def renew_lease(self, model: str, lease: str) -> None:
+        """A sign of life.
+
+        Raises:
+            NotReady: the lease is over.
+        """
+        self._call("POST", self._model(model, "renew"), {"lease": lease})
+
+    def release_lease(self, model: str, lease: str) -> None:
+        """Puts the configuration back to the byte and lets go of the model."""
+        self._call("POST", self._model(model, "release"), {"lease": lease}, LOAD_TIMEOUT_S)
+
+    def leases(self) -> list[dict[str, Any]]:
+        """Which models are taken: ``model``, ``holder``, ``ttl_s``."""
+        return list(self._json("GET", "/leases"))
 
     def save(self, model: str) -> dict[str, Any]:
         """Writes the applied configuration to config.pbtxt: ``model``, ``path``, ``diff``."""

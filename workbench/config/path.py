@@ -1,7 +1,8 @@
 """Edits of a configuration and the paths that name its places.
 
 ``dynamic_batching.max_queue_delay_microseconds``, ``instance_group[0].count``, ``parameters["k"].string_value``; values
-are JSON. The same grammar serves lint fixes, ``configure``, ``--set`` and records.
+are JSON, and a key of letters, digits, ``_``, ``.`` and ``-`` needs no quotes. The same grammar serves lint fixes,
+``configure``, ``--set`` and records.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from workbench.config.schema import FieldType, MessageType, root
+from workbench.config.spelling import closest
 from workbench.errors import ConfigError
 
 Op = Literal["set", "remove", "insert"]
@@ -73,6 +75,7 @@ class Step:
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def parse_path(path: str, *, within: MessageType | None = None) -> tuple[Step, ...]:
@@ -97,7 +100,7 @@ def parse_path(path: str, *, within: MessageType | None = None) -> tuple[Step, .
         found = kind.fields.get(match.group())
         if found is None:
             text = f'Message type "{kind.full_name}" has no field named "{match.group()}".'
-            raise ConfigError(text, where=path, hint="fields there: " + ", ".join(kind.fields))
+            raise ConfigError(text, where=path, hint=_nearest(match.group(), kind))
         step, at = _picked(path, match.end(), found)
         steps.append(step)
         kind = _next_kind(step)
@@ -111,6 +114,15 @@ def parse_path(path: str, *, within: MessageType | None = None) -> tuple[Step, .
         at += 1
 
 
+def _nearest(word: str, kind: MessageType) -> str:
+    """What exists in a message, and what of it was probably meant."""
+    near = closest(word, kind.fields, cutoff=0.6)
+    if near is None and len(word) > 3:
+        near = next((name for name in kind.fields if word.lower() in name), None)
+    meant = f"did you mean '{near}'? " if near is not None else ""
+    return f"{meant}fields there: {', '.join(kind.fields)}"
+
+
 def _next_kind(step: Step) -> MessageType | None:
     if step.field.is_map:
         value = step.field.body.fields["value"]
@@ -122,7 +134,7 @@ def _picked(path: str, at: int, found: FieldType) -> tuple[Step, int]:
     if path[at : at + 1] != "[":
         return Step(found), at
     string, number = _STRING.match(path, at + 1), _NUMBER.match(path, at + 1)
-    match = string or number
+    match = string or number or (_WORD.match(path, at + 1) if found.is_map else None)
     if match is None or path[match.end() : match.end() + 1] != "]":
         raise _bad(path, at, "'[' needs an index or a key in quotes, then ']'")
     if not found.repeated:

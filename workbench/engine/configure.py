@@ -57,6 +57,30 @@ class Configurator:
         await self._tell_ensembles(result, dry_run=dry_run)
         return result
 
+    def document(self, name: str) -> ConfigDocument:
+        """The configuration in force.
+
+        Raises:
+            NotFound, NotReady: there is no such model, or it has none.
+        """
+        document = self._entry(name).document
+        assert document is not None
+        return document
+
+    async def put_back(self, name: str, document: ConfigDocument) -> ConfigureResult:
+        """Brings a whole configuration that was in force before into force again, to the byte.
+
+        Raises:
+            ConfigError: the repository's files do not fit it any more.
+            LoadFailed: a reload was needed and failed.
+        """
+        started = self._core.clock()
+        entry = self._entry(name)
+        async with entry.lock:
+            result = await self._change(entry, document, started, dry_run=False)
+        await self._tell_ensembles(result)
+        return result
+
     async def _load_steps(self, entry: ModelEntry, edits: Sequence[Edit]) -> None:
         """Loads what an edited ensemble is made of and nobody has loaded yet, as a load of it would."""
         assert entry.document is not None

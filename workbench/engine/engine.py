@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from workbench.config import Edit
 from workbench.engine.asked import AskedEngine
@@ -140,24 +141,54 @@ class InferenceEngine(AskedEngine):
         """Starts unloading a model (7.11). On the loop."""
         await self._core.protect(self._lifecycle.unload(name, unload_dependents=unload_dependents))
 
-    async def configure_async(self, name: str, edits: Iterable[Edit], *, dry_run: bool = False) -> ConfigureResult:
+    async def configure_async(
+        self, name: str, edits: Iterable[Edit], *, dry_run: bool = False, lease: str = ""
+    ) -> ConfigureResult:
         """Applies edits in memory, in place where that is possible. On the loop.
 
         Raises:
             ConfigError: an edit or its result is refused; nothing has changed.
             LoadFailed: the change needed a reload and that failed; what served before still does.
+            NotReady: the model is being swept by somebody else, or ``lease`` is over.
         """
         self._refuse_when_stopping()
+        if lease and not dry_run:
+            return await self._core.protect(self._leases.configure(name, list(edits), lease))
+        if not dry_run:
+            self._leases.check(name)
         return await self._core.protect(self._configurator.configure(name, list(edits), dry_run=dry_run))
 
     async def save_async(self, name: str) -> SaveResult:
-        """Writes the configuration in force to config.pbtxt. On the loop."""
+        """Writes the configuration in force to config.pbtxt. On the loop.
+
+        Raises:
+            NotReady: the model is being swept: what is in force is about to be put back.
+        """
+        self._leases.check(name)
         return await self._core.protect(self._configurator.save(name))
 
     async def revert_async(self, name: str) -> ConfigureResult:
         """Goes back to the file's configuration. On the loop."""
         self._refuse_when_stopping()
+        self._leases.check(name)
         return await self._core.protect(self._configurator.revert(name))
+
+    async def lease_async(self, name: str, holder: Mapping[str, Any], ttl_s: float) -> str:
+        """Takes a model for a sweep; see ``Leases.take``. On the loop."""
+        self._refuse_when_stopping()
+        return await self._core.protect(self._leases.take(name, holder, ttl_s))
+
+    async def renew_lease_async(self, name: str, lease: str) -> None:
+        """A sign of life of a lease's holder; see ``Leases.renew``. On the loop."""
+        self._leases.renew(name, lease)
+
+    async def release_lease_async(self, name: str, lease: str) -> None:
+        """Puts a model's configuration back and lets go of it; see ``Leases.release``. On the loop."""
+        await self._core.protect(self._leases.release(name, lease))
+
+    def leases(self) -> list[dict[str, Any]]:
+        """Which models are taken: ``model``, ``holder``, ``ttl_s``."""
+        return self._ask(self._leases.to_json)
 
     def load(self, name: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """As ``load_async``, from any thread but the loop's."""
@@ -167,9 +198,9 @@ class InferenceEngine(AskedEngine):
         """As ``unload_async``, from any thread but the loop's."""
         self._run(self.unload_async(name, unload_dependents=unload_dependents))
 
-    def configure(self, name: str, edits: Iterable[Edit], *, dry_run: bool = False) -> ConfigureResult:
+    def configure(self, name: str, edits: Iterable[Edit], *, dry_run: bool = False, lease: str = "") -> ConfigureResult:
         """As ``configure_async``, from any thread but the loop's."""
-        return self._run(self.configure_async(name, edits, dry_run=dry_run))
+        return self._run(self.configure_async(name, edits, dry_run=dry_run, lease=lease))
 
     def save(self, name: str) -> SaveResult:
         """As ``save_async``, from any thread but the loop's."""
@@ -178,3 +209,15 @@ class InferenceEngine(AskedEngine):
     def revert(self, name: str) -> ConfigureResult:
         """As ``revert_async``, from any thread but the loop's."""
         return self._run(self.revert_async(name))
+
+    def lease(self, name: str, holder: Mapping[str, Any], ttl_s: float) -> str:
+        """As ``lease_async``, from any thread but the loop's."""
+        return self._run(self.lease_async(name, holder, ttl_s))
+
+    def renew_lease(self, name: str, lease: str) -> None:
+        """As ``renew_lease_async``, from any thread but the loop's."""
+        self._run(self.renew_lease_async(name, lease))
+
+    def release_lease(self, name: str, lease: str) -> None:
+        """As ``release_lease_async``, from any thread but the loop's."""
+        self._run(self.release_lease_async(name, lease))

@@ -16,6 +16,7 @@ from workbench.clock import Clock, monotonic_ns
 from workbench.engine.captured import CapturedRequests
 from workbench.engine.configure import Configurator
 from workbench.engine.core import EngineCore, new_loop
+from workbench.engine.leases import Leases
 from workbench.engine.lifecycle import Lifecycle
 from workbench.engine.options import EngineOptions
 from workbench.engine.stalls import StallWatch
@@ -50,6 +51,7 @@ class RunningEngine:
         self._core: EngineCore
         self._lifecycle: Lifecycle
         self._configurator: Configurator
+        self._leases: Leases
         self._watch: StallWatch
         self._stopping = False
         self._running = False
@@ -128,6 +130,7 @@ class RunningEngine:
             self.events.append("log", "", note, level="warning")
         self._lifecycle = Lifecycle(self._core, self._submit_nested)
         self._configurator = Configurator(self._core, self._lifecycle)
+        self._leases = Leases(self._core, self._configurator)
         self._watch = StallWatch(self.loop, self._clock)
 
     def _cancel_what_is_left(self) -> None:

@@ -5,8 +5,11 @@ An ensemble has no instances and no batching of its own: what is swept under it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_ENTRY = re.compile(r'\["((?:[^"\\]|\\.)*)"\](?:\.string_value)?\Z')
 
 
 def split_setting(key: str, model: str) -> tuple[str, str]:
@@ -27,7 +30,11 @@ def by_model(settings: Mapping[str, Any], model: str) -> dict[str, dict[str, Any
 
 
 def short_name(key: str) -> str:
-    """A setting in a table's head or a sentence: the last part of its path, with the step's name before it."""
+    """A setting in a table's head or a sentence: the last part of its path, with the step's name before it.
+
+    An entry of a map is its key: ``parameters["k"]`` is ``k``.
+    """
     name, path = split_setting(key, "")
-    last = path.rpartition(".")[2]
+    entry = _ENTRY.search(path)
+    last = entry[1] if entry is not None else path.rpartition(".")[2]
     return f"{name}:{last}" if name else last

@@ -115,6 +115,6 @@ class SweepResult(Sequence[Point]):
         return [f"  ! {reason}" for reason in dict.fromkeys(reasons) if reason]
 
 
-def write_point(run: Run, point: Point, key: str) -> int:
-    """Adds a point to a run and gives its number there."""
-    return run.add_point(point.to_json(), row=point.row(), key=key, config=point.config or None)
+def write_point(run: Run, point: Point, key: str, instead_of: Sequence[int] = ()) -> int:
+    """Adds a point to a run, in place of rows that it outdates, and gives its number there."""
+    return run.add_point(point.to_json(), row=point.row(), key=key, config=point.config or None, instead_of=instead_of)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +13,15 @@ from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measured, Measurer, failed_point
+from workbench.profiling.paths import read_back_notes
 from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
+from workbench.profiling.resume import PointKeys, Resumed
 from workbench.profiling.settings import by_model
 from workbench.profiling.sweep_result import Progress, SweepResult, write_point
-from workbench.profiling.target import Configurable, directory_of
+from workbench.profiling.target import Configurable
 from workbench.profiling.verdict import MeasureOptions
-from workbench.records.environment import capture_environment
-from workbench.records.runs import Run, RunStore, point_key
-from workbench.repository.files import content_hash, example_inputs_hash
+from workbench.records.runs import Run, RunStore
 
 Grid = Mapping[str, Sequence[Any]]
 """Values by path, such as ``{"dynamic_batching.max_queue_delay_microseconds": [0, 500]}``; None removes the field."""
@@ -36,16 +35,20 @@ class SweepOptions:
 
     ``kind`` is what its run is stored as.
     ``keep_samples`` stores the stamps of every request, and the server's records, with each point. ``resume`` names a
-    run of the store to go on with: its valid points of the same model content, configuration as read back, inputs,
-    load, seed and device are taken as they are, the others are measured and added to it; where the model's files are
-    not on this machine, all are measured again. ``attempts`` is how often a point is measured before a verdict of not
+    run of the store to go on with; True takes the newest one of the same model, grid and loads, or begins a new one.
+    Its points of the same model content, configuration as read back, inputs, load, seed and device are taken as they
+    are, with their verdicts (``remeasure``: only the valid ones); those that failed or were cut short are measured and
+    take their places in it. Where the model's files are not on this machine, all are measured again, unless ``content``
+    says what they are (a version, a git hash). ``attempts`` is how often a point is measured before a verdict of not
     valid is kept: what disturbed it once (another program) may be over.
     """
 
     title: str = ""
     kind: str = "sweep"
     keep_samples: bool = False
-    resume: str = ""
+    resume: str | bool = ""
+    remeasure: bool = False
+    content: str = ""
     attempts: int = 2
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     clock: Clock = monotonic_ns
@@ -102,8 +105,9 @@ class Sweeper:
         self._stop = stop if stop is not None else threading.Event()
         self._options = options if options is not None else SweepOptions()
         self._began = 0
-        self._about: dict[str, Any] | None = None
-        self._known: dict[str, Point] = {}
+        self._keys = PointKeys(target, model, inputs, self._options.content)
+        self._resumed = Resumed()
+        self._held: list[str] = []
         self._unstored = ""
         self.points: list[Point] = []
 
@@ -116,11 +120,15 @@ class Sweeper:
         """Measures every point. Ctrl-C and ``stop`` end it early and keep what was measured.
 
         The original configuration is applied again in any case, also when measuring raises.
+
+        Raises:
+            NotReady: the model is being swept by somebody else, or the run that is to be resumed is being written.
         """
         self._began = self._options.clock()
-        run = self._open_run()
-        stopped, error, restored = False, "", True
+        stopped, error, restored, run = False, "", True, None
         try:
+            self._hold()
+            run = self._open_run()
             self._tell(None)
             with Measurer(
                 self._target, self._model, inputs=self._inputs, stop=self._stop, options=self._options.measure
@@ -137,13 +145,29 @@ class Sweeper:
                 self._model, self._grid, tuple(self.points), self.total, stopped, restored, error, run.id if run else ""
             )
             if run is not None:
-                self._store_safely(lambda: run.set_meta(restored=restored, error=error))
-                self._store_safely(lambda: run.finish(result.status))
-                run.close()
+                self._close_run(run, result)
             if self._unstored:
                 text = f"{result.error}; {self._unstored}" if result.error else self._unstored
                 result = replace(result, error=text)
         return result
+
+    def _close_run(self, run: Run, result: SweepResult) -> None:
+        self._store_safely(lambda: run.set_meta(restored=result.restored, error=result.error))
+        self._store_safely(lambda: run.finish(result.status))
+        run.close()
+
+    def _hold(self) -> None:
+        """Takes the models at the server, where it can: also the one that is only measured."""
+        hold = getattr(self._target, "hold", None)
+        if hold is not None:
+            models = list(dict.fromkeys((*self._swept, self._model)))
+            hold(models, f"sweep of '{self._model}'")
+            self._held = models
+
+    def _lost(self) -> str:
+        """Why the server has taken a model back, if it has: what is measured from then on is of no configuration."""
+        tell = getattr(self._target, "lost", None)
+        return str(tell()) if tell is not None else ""
 
     def _store_safely(self, write: Callable[[], None]) -> None:
         """A store that takes no more (a full disk, say) is told of in the result: what is measured is not lost."""
@@ -164,6 +188,8 @@ class Sweeper:
             except ConnectionFailed as error:
                 return error.message
             except WorkbenchError as error:
+                if self._lost():
+                    return self._lost()
                 refused = f"the configuration was refused: {error.message}"
             for load in self._loads:
                 if self._stop.is_set():
@@ -177,10 +203,13 @@ class Sweeper:
                     try:
                         steps = self._step_configs()
                         measured = self._run(measurer, load, settings)
-                        point, unreachable = replace(measured.point, step_configs=steps), 0
+                        point, unreachable = self._completed(measured.point, steps), 0
                     except Exception as error:
                         point = failed_point(self._model, load, settings, _text(error))
                         unreachable = unreachable + 1 if isinstance(error, ConnectionFailed) else 0
+                    if lost := self._lost():
+                        self._keep(failed_point(self._model, load, settings, lost), run, None)
+                        return lost
                 self._keep(point, run, measured)
                 if unreachable >= 2:
                     return point.error
@@ -213,9 +242,17 @@ class Sweeper:
             self._store_safely(lambda: self._write(point, run, measured))
         self._tell(point)
 
+    def _completed(self, point: Point, steps: Mapping[str, Mapping[str, Any]]) -> Point:
+        """A measured point with the steps' configurations, and with a note where the server read a value otherwise."""
+        notes = list(point.notes)
+        for model, own in by_model(point.settings, self._model).items():
+            notes += read_back_notes(own, steps.get(model, point.config))
+        return replace(point, step_configs=steps, notes=tuple(notes))
+
     def _write(self, point: Point, run: Run, measured: Measured | None) -> None:
-        key = "" if point.error else self._key(point.load, point.config, point.step_configs)
-        number = write_point(run, point, key)
+        whole = measured is not None and not measured.samples.stopped
+        key = self._keys.key(point.load, point.config, point.step_configs) if whole and not point.error else ""
+        number = write_point(run, point, key, self._resumed.outdated(point))
         if measured is not None and self._options.keep_samples:
             streamed = ("response_of", "response_at") if point.load.streaming else ()
             stamps = ("scheduled", "sent", "done", "status", *streamed)
@@ -223,29 +260,17 @@ class Sweeper:
             if measured.records is not None:
                 run.add_records(number, measured.records)
 
-    def _key(self, load: Load, config: Mapping[str, Any], steps: Mapping[str, Mapping[str, Any]]) -> str:
-        """What makes a point the same as one measured before."""
-        if self._about is None:
-            directory = directory_of(self._target, self._model)
-            examples = example_inputs_hash(directory) if directory is not None else ""
-            self._about = {
-                "model": self._model,
-                "content": content_hash(directory) if directory is not None else "",
-                "inputs": self._inputs if self._inputs is not None else examples,
-                "device": capture_environment()["cpu_model"],
-                "protocol": self._target.protocol,
-            }
-        whole = {**config, "steps": steps} if steps else config
-        return point_key(config=whole, load=load.to_json(), **self._about)
-
     def _reuse(self, load: Load, settings: Mapping[str, Any]) -> bool:
         """Takes a point of the run that is resumed, if it has this one."""
-        if not self._known or directory_of(self._target, self._model) is None:
-            return False  # what the model's files are is not known here: they may have changed since
+        if not self._resumed:
+            return False
         try:
-            point = self._known.get(self._key(load, self._target.model_config(self._model), self._step_configs()))
+            if not self._keys.comparable():
+                return False
+            key = self._keys.key(load, self._target.model_config(self._model), self._step_configs())
         except WorkbenchError:
             return False  # measuring it will say why
+        point = self._resumed.find(key)
         if point is None:
             return False
         self.points.append(replace(point, settings=dict(settings)))
@@ -254,12 +279,13 @@ class Sweeper:
 
     def _restore(self) -> str:
         """Applies the original configuration; on a thread, so that another Ctrl-C does not keep it from that."""
-        if not self._grid:
+        models = self._held or self._swept
+        if not models:
             return ""
         complaints: list[str] = []
 
         def restore() -> None:
-            for model in self._swept:
+            for model in models:
                 try:
                     self._target.restore(model)
                 except Exception as error:
@@ -292,13 +318,19 @@ class Sweeper:
     def _open_run(self) -> Run | None:
         if self._store is None:
             return None
-        if self._options.resume:
-            run = self._store.open(self._options.resume, write=True)
-            for stored in run.points():
-                point = Point.from_json(stored)
-                if point.valid and stored["key"]:
-                    self._known[stored["key"]] = point
-            run.set_meta(status="running", pid=os.getpid(), total=self.total)
+        loads = [load.to_json() for load in self._loads]
+        wanted = self._options.resume
+        if wanted is True:
+            wanted = self._store.newest(self._options.kind, model=self._model, grid=self._grid, loads=loads) or ""
+        if wanted:
+            run = self._store.open(str(wanted), write=True)
+            try:
+                run.claim(f"sweep of '{self._model}'")
+                self._resumed = Resumed(run, only_valid=self._options.remeasure)
+                run.set_meta(total=self.total)
+            except BaseException:
+                run.close()
+                raise
             return run
         return self._store.create(
             self._options.kind,
@@ -306,7 +338,7 @@ class Sweeper:
             title=self._options.title,
             url=self._target.url,
             grid=self._grid,
-            loads=[load.to_json() for load in self._loads],
+            loads=loads,
             total=self.total,
             seed=self._loads[0].seed,
         )
@@ -348,6 +380,7 @@ def sweep(
 
     Raises:
         InvalidRequest: a grid or loads that make no sense.
+        NotReady: the model is being swept by somebody else, or the run that is to be resumed is being written.
     """
     return Sweeper(
         target, model, grid, loads, inputs=inputs, store=store, on_progress=on_progress, stop=stop, options=options

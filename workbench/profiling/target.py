@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from workbench.client import ControlClient, TritonClient, connect
 from workbench.errors import NotFound, WorkbenchError
+from workbench.profiling.hold import Hold
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 
@@ -44,7 +45,12 @@ class Target(Protocol):
 
 
 class Configurable(Target, Protocol):
-    """A target whose configuration can be changed while it serves."""
+    """A target whose configuration can be changed while it serves.
+
+    Besides these, it may have ``hold(models, doing)``, which takes models for a sweep so that no other sweep and no
+    edit comes between (``restore`` lets go of each), and ``lost() -> str``, which says why a model is not held any
+    more; and ``composing(model) -> [names]``, the models that an ensemble is made of.
+    """
 
     def configure(self, model: str, edits: Sequence[Any]) -> Any:
         """Applies edits (``workbench.config.Edit``) in memory."""
@@ -136,7 +142,7 @@ class WorkbenchTarget(ServerTarget):
     def __init__(self, url: str, token: str, *, repositories: Sequence[Path] = (), pid: int | None = None) -> None:
         super().__init__(url, repositories=repositories, pid=pid)
         self.control = ControlClient(url, token)
-        self._originals: dict[str, str] = {}
+        self._held = Hold(self.control)
         if pid is None:
             found = self.control.capabilities().get("pid")
             self.pid = int(found) if found is not None else None
@@ -153,26 +159,21 @@ class WorkbenchTarget(ServerTarget):
         """When the server's event loop last stood still: end (ns of CLOCK_MONOTONIC) and length (ms)."""
         return [(int(when), float(ms)) for when, ms in self.control.state().get("stalls", ())]
 
+    def hold(self, models: Sequence[str], doing: str) -> None:
+        """Takes models at the server; see ``Configurable``."""
+        self._held.take(models, doing)
+
+    def lost(self) -> str:
+        """Why a model is not held any more."""
+        return self._held.lost
+
     def configure(self, model: str, edits: Sequence[Any]) -> Any:
-        """Applies edits in memory."""
-        if model not in self._originals:
-            self._originals[model] = str(self.control.config(model)["text"])
-        return self.control.configure(model, edits)
+        """Applies edits in memory, under a lease."""
+        return self._held.configure(model, edits)
 
     def restore(self, model: str) -> None:
-        """Applies the configuration that was there before the first ``configure``."""
-        original = self._originals.get(model)
-        if original is None:
-            return
-        from workbench.config import ConfigDocument, edits_between
-
-        now = str(self.control.config(model)["text"])
-        if now != original:
-            before, after = ConfigDocument.parse(now.encode()), ConfigDocument.parse(original.encode())
-            edits = edits_between(before.message, after.message)
-            if edits:
-                self.control.configure(model, edits)
-        del self._originals[model]
+        """Has the server apply the configuration that was there before, to the byte; ends the lease."""
+        self._held.release(model)
 
     def close(self) -> None:
         """Closes the clients."""

@@ -17,9 +17,11 @@ from workbench.records.log_settings import LogSettings
 
 if TYPE_CHECKING:
     from workbench.records.environment import capture_environment
+    from workbench.records.holder import Holder
     from workbench.records.runs import Run, RunInfo, RunStore, point_key
 
 _HOMES = {
+    "Holder": "holder",
     "Run": "runs",
     "RunInfo": "runs",
     "RunStore": "runs",
@@ -32,6 +34,7 @@ __all__ = [
     "REQUEST_COLUMNS",
     "Event",
     "EventLog",
+    "Holder",
     "LogSettings",
     "RecordColumns",
     "RecordRing",

@@ -32,6 +32,7 @@ FEATURES = (
     "revert",
     "load",
     "unload",
+    "leases",
     "records",
     "captured",
     "events",
@@ -42,7 +43,7 @@ FEATURES = (
 
 _SEQUENCE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _CAPTURED = re.compile(r"/v2/workbench/captured/([0-9]{1,18})")
-_MODEL = re.compile(r"/v2/workbench/models/([^/]+)/(config|configure|save|revert|load|unload)")
+_MODEL = re.compile(r"/v2/workbench/models/([^/]+)/(config|configure|save|revert|load|unload|lease|renew|release)")
 _KEEP_ALIVE_S = 15.0
 
 
@@ -66,6 +67,7 @@ class ControlPlane:
             "/v2/workbench/events": (b"GET", self._events),
             "/v2/workbench/devices": (b"GET", self._devices),
             "/v2/workbench/wire": (b"GET", self._wire),
+            "/v2/workbench/leases": (b"GET", lambda exchange: exchange.json(self.engine.leases())),
             "/v2/workbench/shutdown": (b"POST", self._shutdown),
         }
         found = table.get(path)
@@ -133,8 +135,15 @@ class ControlPlane:
         engine = self.engine
         if verb == "configure":
             edits = _edits(body.get("edits", []))
-            dry_run = _flag(body, "dry_run")
-            self.api.run(exchange, engine.configure_async(model, edits, dry_run=dry_run), lambda r: r.to_json())
+            dry_run, lease = _flag(body, "dry_run"), str(body.get("lease", ""))
+            work = engine.configure_async(model, edits, dry_run=dry_run, lease=lease)
+            self.api.run(exchange, work, lambda r: r.to_json())
+        elif verb == "lease":
+            ttl_s = _seconds(body, "ttl_s")
+            self.api.run(exchange, engine.lease_async(model, body.get("holder", {}), ttl_s), lambda id: {"lease": id})
+        elif verb in ("renew", "release"):
+            end = engine.renew_lease_async if verb == "renew" else engine.release_lease_async
+            self.api.run(exchange, end(model, str(body.get("lease", ""))), lambda _: {"model": model})
         elif verb == "save":
             self.api.run(exchange, engine.save_async(model), lambda r: r.to_json())
         elif verb == "revert":
@@ -286,6 +295,13 @@ def _flag(body: dict[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise InternalError(f"Unable to parse '{name}': {js.NOT_BOOL}")
     return value
+
+
+def _seconds(body: dict[str, Any], name: str) -> float:
+    value = body.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"'{name}' must be a number of seconds, got {value!r:.40}")
+    return float(value)
 
 
 def _edits(value: Any) -> list[Any]:

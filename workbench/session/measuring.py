@@ -10,11 +10,13 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.config import ConfigDocument, edits_between
-from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.config import ConfigDocument
+from workbench.errors import InvalidRequest, NotFound, Unsupported, WorkbenchError
 from workbench.export import ExportResult, ModelToExport, export_repository
 from workbench.profiling import Load, Measurer, Point, Progress, SweepJob, SweepOptions, SweepResult
 from workbench.profiling import sweep as run_sweep
+from workbench.profiling.hold import Desk, Hold
+from workbench.profiling.paths import check_grid, normal_grid
 from workbench.profiling.settings import split_setting
 from workbench.profiling.sweeping import combinations
 from workbench.profiling.target import TargetProtocol
@@ -22,9 +24,11 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment
 from workbench.records.runs import RunStore
+from workbench.session.given import as_edits
+from workbench.session.hints import explain
+from workbench.session.journal import JournalDesk
 from workbench.session.pipelines import composing_models, with_composing
-from workbench.session.remote import TritonServer
-from workbench.session.results import ConfigView
+from workbench.session.remote import TritonServer, WorkbenchServer
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
@@ -39,7 +43,7 @@ class SessionTarget:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._originals: dict[str, ConfigView] = {}
+        self._held = Hold(_desk(server))
 
     @property
     def url(self) -> str:
@@ -88,43 +92,41 @@ class SessionTarget:
         """The number of the applied configuration."""
         return self._server.config(model).epoch
 
+    def composing(self, model: str) -> list[str]:
+        """The models that an ensemble is made of, those of ensembles within it too."""
+        return _whole(self._server, [model])[1:]
+
+    def hold(self, models: Sequence[str], doing: str) -> None:
+        """Takes models, so that no other sweep and no edit comes between until ``restore``.
+
+        Raises:
+            NotReady: somebody has one of them; the text names the holder.
+        """
+        self._held.take(models, doing)
+
+    def lost(self) -> str:
+        """Why a model is not held any more, though it was not given back; empty while all is well."""
+        return self._held.lost
+
     def configure(self, model: str, edits: Sequence[Any]) -> Any:
-        """Applies edits in memory."""
-        if model not in self._originals:
-            self._originals[model] = self._server.config(model)
-        return self._server.configure(model, *edits)
+        """Applies edits in memory, under a lease.
+
+        Raises:
+            ConfigError: an edit or its result is refused; nothing has changed.
+            NotReady: the model is in somebody else's hands.
+        """
+        try:
+            return self._held.configure(model, as_edits(edits, {}), "edits under a lease")
+        except WorkbenchError as error:
+            explain(self._server, model, error)
+            raise
 
     def restore(self, model: str) -> None:
-        """Applies the configuration that was there before the first ``configure``, to the byte where that is possible.
+        """Has the configuration applied that was there before the first ``configure``, and lets go of the model.
 
-        If that fails, it can be tried again.
+        To the byte on a server of the workbench. If that fails, it can be tried again.
         """
-        original = self._originals.get(model)
-        if original is None:
-            return
-        if isinstance(self._server, TritonServer):
-            self._server.put_back(model, original.effective)
-        else:
-            self._put_back_text(model, original)
-        del self._originals[model]
-
-    def _put_back_text(self, model: str, original: ConfigView) -> None:
-        now = self._server.config(model)
-        if now.text == original.text:
-            return
-        if self._file_holds(model, original.text):
-            self._server.revert(model)  # comments and all
-            now = self._server.config(model)
-        edits = edits_between(*(ConfigDocument.parse(view.text.encode()).message for view in (now, original)))
-        if edits:
-            self._server.configure(model, *edits)
-
-    def _file_holds(self, model: str, text: str) -> bool:
-        directory = self._server.model_directory(model)
-        try:
-            return directory is not None and (directory / "config.pbtxt").read_bytes() == text.encode()
-        except OSError:
-            return False
+        self._held.release(model)
 
     def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
         """Hands a request to an engine in this kernel, from any thread."""
@@ -134,6 +136,19 @@ class SessionTarget:
             raise Unsupported("only an engine in this kernel takes requests without a socket")
         self._server.submit(request, on_response)
         return None
+
+
+def _desk(server: Server) -> Desk:
+    """Where the models of a server are taken for a sweep."""
+    from workbench.session.kernel import Engine
+
+    if isinstance(server, Engine):
+        return server.engine
+    if isinstance(server, WorkbenchServer):
+        return server.control
+    if isinstance(server, TritonServer):
+        return JournalDesk(server)
+    raise Unsupported(f"a {type(server).__name__} cannot be swept")
 
 
 def loads_of(
@@ -204,7 +219,9 @@ def sweep(
     store: RunStore | str | Path | None = "runs",
     title: str = "",
     kind: str = "sweep",
-    resume: str = "",
+    resume: str | bool = "",
+    remeasure: bool = False,
+    content: str = "",
     keep_samples: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     show_progress: bool = True,
@@ -217,7 +234,8 @@ def sweep(
         server: where.
         model: the model.
         grid: values by configuration path; None removes the field. Under an ensemble by ``STEP:PATH``: its own
-            configuration has no instances and no batching.
+            configuration has no instances and no batching. ``parameters[KEY]`` takes plain values; of a list field
+            (``dynamic_batching.preferred_batch_size``) ``[4, 8]`` is one value, ``[[4, 8], [16]]`` are two.
         wait: False gives a started ``SweepJob``.
         concurrency: closed loops: one number or several.
         rate: open loops, requests/s: one number or several.
@@ -225,7 +243,10 @@ def sweep(
         store: the directory of the run store; None stores nothing.
         title: what a person calls the run.
         kind: what the run is stored as.
-        resume: the id of a run of the store that was ended early: what it has is not measured again.
+        resume: the id of a run of the store that was ended early: what it has is not measured again. True takes the
+            newest one of the same model, grid and loads, or begins a new one.
+        remeasure: when resuming, points that were not valid are measured again.
+        content: what the model's files are (a version, a git hash), where they are not on this machine: to resume.
         keep_samples: store the stamps of every request and the server's records with each point.
         on_progress: hears of each point.
         show_progress: draw a bar while waiting.
@@ -235,13 +256,15 @@ def sweep(
     Raises:
         ConfigError: a path of the grid that no configuration has.
         InvalidRequest: loads or values that make no sense; a model that is no step; batching of an ensemble itself.
-        NotReady: a sweep of the model runs already.
+        NotReady: a sweep of the model runs already, here or elsewhere.
     """
     target = SessionTarget(server)
     loads = loads_of(concurrency, rate, options)
-    _check_paths(server, model, grid)
+    grid = _checked(server, model, grid)
     runs = RunStore(store) if isinstance(store, str | Path) else store
-    settings = SweepOptions(title=title, kind=kind, resume=resume, keep_samples=keep_samples)
+    settings = SweepOptions(
+        title=title, kind=kind, resume=resume, remeasure=remeasure, content=content, keep_samples=keep_samples
+    )
     session = server.session
     if not wait:
         hear = _tell_all(session, on_progress)
@@ -275,17 +298,18 @@ def _tell_all(session: SessionState, *listeners: Callable[[Progress], None] | No
     return tell
 
 
-def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> None:
-    """A value that is refused is a row of the result; a path that no configuration has is a slip of the pen.
+def _checked(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """The grid in its normal form; see ``profiling.paths``.
+
+    A value that is refused is a row of the result; a path that no configuration has is a slip of the pen.
 
     Raises:
-        ConfigError: the schema has no such path.
+        ConfigError: the schema has no such path, or no combination can be written.
         InvalidRequest: it is no grid.
         NotFound: there is no such model.
     """
     combinations(grid)
     whole = _whole(server, [model])
-    documents: dict[str, ConfigDocument] = {}
     for key in grid:
         name, path = split_setting(key, model)
         if name not in whole:
@@ -296,9 +320,9 @@ def _check_paths(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) 
                 f"an ensemble has no {path.partition('.')[0].partition('[')[0]}: '{model}' runs what its steps run",
                 hint=f"sweep a step: {whole[1]}:{path}",
             )
-        if name not in documents:
-            documents[name] = ConfigDocument.parse(server.config(name).text.encode(), name)
-        documents[name].locate(path)
+    normal = normal_grid(grid, model)
+    check_grid(normal, model, lambda name: ConfigDocument.parse(server.config(name).text.encode(), name))
+    return normal
 
 
 class _bar:

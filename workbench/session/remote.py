@@ -19,6 +19,7 @@ from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
 from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
+from workbench.session.journal import left_behind
 from workbench.session.owned import OwnedProcess, log_path, tail
 from workbench.session.pipelines import composing_models, traffic_frame
 from workbench.session.results import CapturedRows, ConfigureResult, ConfigView, SaveResult, Statistics
@@ -171,6 +172,11 @@ class WorkbenchServer(ClientServer):
         return self._info["metrics"]
 
     @property
+    def control(self) -> ControlClient:
+        """The server's control plane."""
+        return self._control
+
+    @property
     def token(self) -> str:
         """The bearer token of the control plane."""
         return self._info["token"]
@@ -279,7 +285,7 @@ class TritonServer(ClientServer):
 
     def __init__(self, client: TritonClient, *, url: str) -> None:
         super().__init__(client, url=url, name=url)
-        self._originals: dict[str, dict[str, Any]] = {}
+        self._originals: dict[str, dict[str, Any]] = left_behind(url)
         self._epochs: dict[str, int] = {}
         self._configs: dict[str, tuple[int, dict[str, Any]]] = {}
         self._metadata = client.server_metadata()

@@ -1,0 +1,183 @@
+"""A remote Triton under a sweep: Triton has no leases, so this user's state directory keeps what must be put back.
+
+A journal a model and address says who sweeps it and what its configuration was. A sweep that is killed leaves its
+journal; whoever sweeps the model next from here puts the configuration back first, and ``connect`` finds it, so that
+``server.revert(model)`` does. Sweeps of one address from two machines do not see each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.clock import wall_ms
+from workbench.errors import ConnectionFailed, NotReady, WorkbenchError
+from workbench.records.holder import Holder
+from workbench.server import runtime
+
+if TYPE_CHECKING:
+    from workbench.session.remote import TritonServer
+
+_FAR_S = 60.0
+"""A holder that cannot be seen from here (a home shared by machines) is gone when its journal is this old."""
+
+
+class JournalDesk:
+    """Stands in for the leases of a server that has none (``profiling.hold.Desk``)."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self._server = server
+
+    def lease(self, name: str, holder: Mapping[str, Any], ttl_s: float, /) -> str:
+        """Takes a model: puts back what a killed sweep left, and writes down what is loaded.
+
+        Raises:
+            NotReady: a sweep of it runs from here.
+        """
+        path = _path(self._server.url, name)
+        with _locked(path):
+            left = _read(path)
+            if left is not None:
+                if not _is_gone(path, left):
+                    other = Holder.from_json(left["holder"])
+                    raise NotReady(
+                        f"'{name}' is being swept by {other}: its configuration is put back at the end",
+                        where=self._server.url,
+                        hint="wait for it or stop it",
+                    )
+                _put_back(self._server, name, left)
+            lease = secrets.token_hex(8)
+            original = self._server.model_config(name)
+            _write(
+                path,
+                {
+                    "url": self._server.url, "model": name, "lease": lease, "holder": dict(holder),
+                    "original": original, "applied": original, "changing": False,
+                },
+            )  # fmt: skip
+        return lease
+
+    def renew_lease(self, name: str, lease: str, /) -> None:
+        """A sign of life: the journal's time.
+
+        Raises:
+            NotReady: another sweep has taken the model over.
+        """
+        self._own(name, lease)
+        with contextlib.suppress(OSError):
+            _path(self._server.url, name).touch()
+
+    def configure(self, name: str, edits: Sequence[Any], /, *, lease: str) -> Any:
+        """Applies edits by a load with override. The journal says so before, for whoever comes after a kill."""
+        entry = self._own(name, lease)
+        path = _path(self._server.url, name)
+        _write(path, {**entry, "changing": True})
+        try:
+            return self._server.configure(name, *edits)
+        finally:
+            with contextlib.suppress(Exception):  # "changing" says enough
+                _write(path, {**entry, "applied": self._server.model_config(name), "changing": False})
+
+    def release_lease(self, name: str, lease: str, /) -> None:
+        """Loads the configuration that was there, unless somebody else has loaded another one since."""
+        path = _path(self._server.url, name)
+        entry = _read(path)
+        if entry is None or entry["lease"] != lease:
+            return
+        _put_back(self._server, name, entry)
+        path.unlink(missing_ok=True)
+
+    def _own(self, name: str, lease: str) -> dict[str, Any]:
+        entry = _read(_path(self._server.url, name))
+        if entry is None or entry["lease"] != lease:
+            raise NotReady(f"'{name}' is not yours any more: another sweep has taken it", where=self._server.url)
+        return entry
+
+
+def left_behind(url: str) -> dict[str, dict[str, Any]]:
+    """What killed sweeps of a server have left: model → the configuration that it had before."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        paths = sorted((runtime.directory().parent / "sweeps").glob("*.json"))
+    except NotReady:  # there is no place for such files: nothing was left in it
+        return found
+    for path in paths:
+        entry = _read(path)
+        if entry is not None and entry["url"] == url and _is_gone(path, entry):
+            found[str(entry["model"])] = dict(entry["original"])
+    return found
+
+
+def _put_back(server: TritonServer, model: str, entry: Mapping[str, Any]) -> None:
+    try:
+        now = server.model_config(model)
+    except ConnectionFailed:
+        raise
+    except WorkbenchError:
+        return  # it was unloaded: there is nothing that the sweep has left
+    if entry["changing"] or now == entry["applied"]:
+        server.put_back(model, entry["original"])
+
+
+def _is_gone(path: Path, entry: Mapping[str, Any]) -> bool:
+    holder = Holder.from_json(entry["holder"])
+    if holder.here:
+        return holder.gone
+    try:
+        return wall_ms() / 1e3 - path.stat().st_mtime > _FAR_S
+    except OSError:
+        return True
+
+
+def _directory() -> Path:
+    """Beside the runtime files, owner-only like them."""
+    path = runtime.directory().parent / "sweeps"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def _path(url: str, model: str) -> Path:
+    digest = hashlib.sha256(f"{url.rstrip('/')}\0{model}".encode()).hexdigest()[:24]
+    return _directory() / f"{digest}.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(path.read_text())
+        Holder.from_json(entry["holder"])
+        complete = {"url", "model", "lease", "original", "applied", "changing"} <= entry.keys()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return dict(entry) if complete else None
+
+
+def _write(path: Path, entry: Mapping[str, Any]) -> None:
+    """All or nothing: a kill leaves the journal before or the one after."""
+    draft = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        draft.write_text(json.dumps(entry))
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise NotReady(
+            f"cannot write down what must be put back after the sweep: {error}",
+            where=str(path),
+            hint="set XDG_STATE_HOME to a directory that you may write",
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One at a time takes a model; the lock goes with the process."""
+    with path.with_suffix(".lock").open("w") as file:
+        with contextlib.suppress(ImportError, OSError):  # not on Windows, nor on every network home
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
