@@ -22,7 +22,8 @@ from workbench.records.runs import RunStore
 
 
 def short(**changes: Any) -> dict[str, Any]:
-    return {"duration_s": 0.8, "warmup_s": 0.05, "min_requests": 0, "drain_s": 2.0, **changes}
+    options = {"duration_s": 0.8, "warmup_s": 0.05, "min_requests": 0, "drain_s": 2.0, **changes}
+    return {"max_duration_s": options["duration_s"], **options}
 
 
 def decoupled(server: ScriptedServer) -> ScriptedServer:

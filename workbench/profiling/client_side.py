@@ -8,19 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.profiling.intervals import Estimate, mean_of, nearest_rank, quantile
+from workbench.profiling.claims import claimable
+from workbench.profiling.intervals import Estimate, mean_of_series, nearest_rank, quantile, quantile_of, worth_of
 from workbench.profiling.load import Load
 from workbench.profiling.samples import Samples
-
-PARTS = 10
-"""Into how many pieces the window is cut for the throughput's interval."""
-
-_STABLE = 0.10  # perf_analyzer's: over three windows, max/min <= 1.10
+from workbench.profiling.stability import Stability, differs, imprecise, throughput_of
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSide:
-    """What the generator's stamps say; see ``Point`` for the fields."""
+    """What the generator's stamps say; see ``Point`` for the fields. The arrays are ascending.
+
+    ``p99_worth`` is how many independent requests the latencies are worth for p99, ``p99_claimable_ms`` the lowest goal
+    that p99 is shown to hold.
+    """
 
     n: int
     failed: int
@@ -28,8 +29,12 @@ class ClientSide:
     latency_ms: NDArray[np.float64]
     sent_latency_ms: NDArray[np.float64]
     lag_ms: NDArray[np.float64]
+    mean: Estimate
     p50: Estimate
+    p95: Estimate
     p99: Estimate
+    p99_worth: float
+    p99_claimable_ms: float
     littles_law: float
     unstable: tuple[str, ...]
 
@@ -63,73 +68,67 @@ def _ended(samples: Samples) -> NDArray[np.bool_]:
     return ended
 
 
-def client_side(samples: Samples, load: Load, rows: int) -> ClientSide:
+def client_side(samples: Samples, load: Load, rows: int, stability: Stability = "interval") -> ClientSide:
     """Evaluates the stamps of one load point; ``rows`` is the number of inferences in a request.
 
     A closed loop counts the requests that *ended* in the window. An open loop counts those *scheduled* in it, answered
     whenever: leaving out what was still under way would hide the slowest. Throughput is of what ended in either case.
+    ``stability`` is the rule by which the window is judged.
     """
     begin, end = samples.window
-    seconds = max((end - begin) / 1e9, 1e-9)
     ok = samples.ok
     ended = _ended(samples)
     counted = counted_requests(samples, load)
-    chosen = counted & ok
-    latency = np.sort((samples.done - samples.scheduled)[chosen] / 1e6)
+    # In the order in which they ended: those of one batch side by side, so that their likeness shows.
+    chosen = np.flatnonzero(counted & ok)
+    chosen = chosen[np.argsort(samples.done[chosen], kind="stable")]
+    series = (samples.done - samples.scheduled)[chosen] / 1e6
+    latency = np.sort(series)
     sent = np.sort((samples.done - samples.sent)[chosen] / 1e6)
     was_sent = counted & (samples.sent > 0)
     lag = np.sort((samples.sent - samples.scheduled)[was_sent] / 1e6)
-    done_ok = np.sort(samples.done[ended & ok])
-    edges = np.linspace(begin, end, PARTS + 1)
-    per_part = np.diff(np.searchsorted(done_ok, edges)) * (rows * PARTS / seconds)
-    spread = mean_of(per_part.astype(np.float64))
-    throughput = len(done_ok) * rows / seconds
-    unstable = [] if samples.stopped else _unstable(samples, ended & ok, load, rows)
+    throughput, mean = throughput_of(samples.done[ended & ok], rows, begin, end), mean_of_series(series)
+    worth = worth_of(series, latency, 0.99)
+    unstable: list[str] = []
+    if not samples.stopped and len(series):
+        if stability == "interval":
+            unstable = imprecise(throughput, mean, samples.seconds, closed=load.kind == "closed")
+        else:
+            answered = (samples.done - samples.scheduled)[ended & ok] / 1e6
+            unstable = differs(samples.done[ended & ok], answered, begin, end)
+        unstable += _overload(samples, ended & ok, load, rows)
     law, complaint = _littles_law(samples, ended & ok)
     if complaint:
         unstable.append(complaint)
     return ClientSide(
         n=len(latency),
         failed=int((counted & ~ok).sum()),
-        throughput=Estimate(throughput, max(0.0, spread.low), spread.high),
+        throughput=throughput,
         latency_ms=latency,
         sent_latency_ms=sent,
         lag_ms=lag,
-        p50=quantile(latency, 0.5),
-        p99=quantile(latency, 0.99),
+        mean=mean,
+        p50=quantile_of(series, latency, 0.5),
+        p95=quantile_of(series, latency, 0.95),
+        p99=quantile(latency, 0.99, worth),
+        p99_worth=worth,
+        p99_claimable_ms=claimable(latency, 0.99, worth),
         littles_law=law,
         unstable=tuple(unstable),
     )
 
 
-def _unstable(samples: Samples, ended: NDArray[np.bool_], load: Load, rows: int) -> list[str]:
-    """perf_analyzer's rule on three windows, widened by what chance alone does with so few requests."""
+def _overload(samples: Samples, ended: NDArray[np.bool_], load: Load, rows: int) -> list[str]:
+    """An open loop offers what the server does not give: nothing settles, whatever the intervals say."""
+    if load.kind == "closed":
+        return []
     begin, end = samples.window
-    done = samples.done[ended]
-    latency = (samples.done - samples.scheduled)[ended] / 1e6
-    edges = np.linspace(begin, end, 4)
-    which = np.clip(np.searchsorted(edges, done, side="right") - 1, 0, 2)
-    counts = np.bincount(which, minlength=3)
-    if counts.min() == 0:
-        return ["nothing was answered in a third of the window"]
-    reasons = []
-    fewest = float(counts.min())
-    ratio = counts.max() / counts.min() - 1
-    if ratio > max(_STABLE, 4 / math.sqrt(fewest)):
-        reasons.append(f"throughput differs by {ratio:.0%} between the thirds of the window")
-    means = np.bincount(which, weights=latency, minlength=3) / counts
-    varies = float(latency.std() / latency.mean()) if latency.mean() > 0 else 0.0
-    ratio = means.max() / max(means.min(), 1e-9) - 1
-    if ratio > max(_STABLE, 4 * varies / math.sqrt(fewest)):
-        reasons.append(f"mean latency differs by {ratio:.0%} between the thirds of the window")
-    if load.kind == "open":
-        offered = int(((samples.scheduled >= begin) & (samples.scheduled < end)).sum())
-        if len(done) < 0.95 * offered - 3 * math.sqrt(offered):
-            seconds = (end - begin) / 1e9
-            reasons.append(
-                f"overload: {offered * rows / seconds:.0f}/s were offered, {len(done) * rows / seconds:.0f}/s answered"
-            )
-    return reasons
+    done = int(ended.sum())
+    offered = int(((samples.scheduled >= begin) & (samples.scheduled < end)).sum())
+    if done >= 0.95 * offered - 3 * math.sqrt(offered):
+        return []
+    seconds = (end - begin) / 1e9
+    return [f"overload: {offered * rows / seconds:.0f}/s were offered, {done * rows / seconds:.0f}/s answered"]
 
 
 def _littles_law(samples: Samples, ended: NDArray[np.bool_]) -> tuple[float, str]:

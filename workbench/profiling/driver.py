@@ -122,7 +122,7 @@ class GeneratorProcess:
             "sizes": [len(message) for message in job.messages],
         }
         self._send(head, b"".join(job.messages) + offsets)
-        deadline = self._clock() + int((load.warmup_s + load.longest_s + load.drain_s + _SLACK_S) * 1e9)
+        deadline = self._clock() + int((load.longest_warmup_s + load.longest_s + load.drain_s + _SLACK_S) * 1e9)
         try:
             return self._follow(job, on_event, stop, deadline)
         except BaseException:

@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.profiling.client_side import ClientSide
 from workbench.profiling.cpu import CpuReading, cpus_between
-from workbench.profiling.intervals import nearest_rank, quantile
+from workbench.profiling.intervals import Estimate, nearest_rank, quantile_of
 from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import ServerSide
 from workbench.profiling.stream_side import StreamSide
@@ -28,15 +28,13 @@ def client_fields(client: ClientSide, samples: Samples) -> dict[str, Any]:
         "throughput": client.throughput.value,
         "throughput_low": client.throughput.low,
         "throughput_high": client.throughput.high,
-        "mean_ms": float(np.mean(latency)) if len(latency) else math.nan,
-        "p50_ms": client.p50.value,
-        "p50_low": client.p50.low,
-        "p50_high": client.p50.high,
+        **_interval("mean", client.mean),
+        **_interval("p50", client.p50),
         "p90_ms": client.at(0.9),
-        "p95_ms": client.at(0.95),
-        "p99_ms": client.p99.value,
-        "p99_low": client.p99.low,
-        "p99_high": client.p99.high,
+        **_interval("p95", client.p95),
+        **_interval("p99", client.p99),
+        "p99_worth": client.p99_worth,
+        "p99_claimable_ms": client.p99_claimable_ms,
         "max_ms": float(latency[-1]) if len(latency) else math.nan,
         "sent_p50_ms": client.sent_at(0.5),
         "sent_p90_ms": client.sent_at(0.9),
@@ -53,12 +51,15 @@ def stream_fields(side: StreamSide) -> dict[str, Any]:
     fields: dict[str, Any] = {"responses_per_request": side.per_request, "responses_per_s": side.per_second}
     for name, times in (("first_response", side.first_ms), ("between_responses", side.between_ms)):
         fields[f"{name}_n"] = len(times)
-        fields[f"{name}_p90_ms"] = nearest_rank(times, 0.9)
-        for part, estimate in (("p50", quantile(times, 0.5)), ("p99", quantile(times, 0.99))):
-            fields[f"{name}_{part}_ms"] = estimate.value
-            fields[f"{name}_{part}_low"] = estimate.low
-            fields[f"{name}_{part}_high"] = estimate.high
+        ordered = np.sort(times)
+        fields[f"{name}_p90_ms"] = nearest_rank(ordered, 0.9)
+        for part, q in (("p50", 0.5), ("p99", 0.99)):
+            fields |= _interval(f"{name}_{part}", quantile_of(times, ordered, q))
     return fields
+
+
+def _interval(name: str, estimate: Estimate) -> dict[str, float]:
+    return {f"{name}_ms": estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def server_fields(side: ServerSide | None) -> dict[str, Any]:

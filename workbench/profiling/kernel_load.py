@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import queue
 import threading
@@ -56,18 +57,40 @@ class KernelLoad:
         if load.kind == "closed":
             for _ in range(load.concurrency):
                 self._send(clock())
-        self._until(self._start + int(load.warmup_s * 1e9))
+        warmth = self._warm_up()
         begin, answered = clock(), recorder.answered
+        if load.warmup_s > 0:
+            # However long the warm-up took, the window has the arrivals that every other window of this load has.
+            warmup = int(load.longest_warmup_s * 1e9)
+            self._next, self._start = bisect.bisect_left(self._offsets, warmup), begin - warmup
         self._on_event({"event": "window", "start": begin})
         self._until(begin + int(load.duration_s * 1e9))
         longest = begin + int(load.longest_s * 1e9)
-        while recorder.answered - answered < load.min_requests and clock() < longest and not self._stop.is_set():
-            self._until(min(longest, clock() + _TICK_NS))
-        end = clock()
+        while True:
+            end = clock()
+            enough = recorder.answered - answered >= load.min_requests
+            if self._stop.is_set() or end >= longest:
+                break
+            if enough and recorder.known_well(begin, end, closed=load.kind == "closed"):
+                break
+            self._until(min(longest, end + 2 * _TICK_NS))
         self._sending = False
         self._on_event({"event": "window_end", "start": begin, "end": end})
         drained = self._drain(end)
-        return recorder.samples((begin, end), stopped=self._stop.is_set(), drained=drained, cpu_s=0.0)
+        samples = recorder.samples((begin, end), stopped=self._stop.is_set(), drained=drained, cpu_s=0.0)
+        samples.extra.update(warmth)
+        return samples
+
+    def _warm_up(self) -> dict[str, Any]:
+        load, clock, begin = self._load, self._clock, self._start
+        longest = begin + int(load.longest_warmup_s * 1e9)
+        self._until(begin + int(load.warmup_s * 1e9))
+        warm = load.warmup_s == 0
+        while not warm and not self._stop.is_set() and clock() < longest:
+            warm = self._recorder.warm(begin)
+            if not warm:
+                self._until(min(longest, clock() + 2 * _TICK_NS))
+        return {"warm": warm or self._stop.is_set(), "warmup_s": (clock() - begin) / 1e9}
 
     def _send(self, scheduled: int) -> None:
         recorder = self._recorder

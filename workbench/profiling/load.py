@@ -26,9 +26,11 @@ class Load:
     A *closed* loop keeps ``concurrency`` requests under way: each client sends its next request when it has its answer.
     An *open* loop sends at ``rate`` requests/s whatever the server does, spaced as ``distribution`` says.
 
-    ``warmup_s`` is sent before and not counted. The measured window lasts ``duration_s``, and longer (up to
-    ``max_duration_s``, 0: twice ``duration_s``) while fewer than ``min_requests`` have been answered in it. With the
-    defaults a point takes about 3 s, so a sweep of 12 points stays under a minute. ``batch_size`` is the number of rows
+    ``warmup_s`` is sent before and not counted; and longer (up to ``max_warmup_s``, 0: ten times ``warmup_s``) until
+    throughput and latency have settled. The measured window lasts ``duration_s``, and longer (up to ``max_duration_s``,
+    0: twice ``duration_s``) while fewer than ``min_requests`` have been answered in it or the intervals of throughput
+    and mean latency are wider than 10 %. With the defaults a point that settles takes about 3 s, so a sweep of 12
+    points stays under a minute. ``batch_size`` is the number of rows
     of one request. After the window answers are awaited for up to ``drain_s``. An open loop holds at most
     ``max_in_flight`` requests; what would exceed that is counted as failed. ``streaming`` sends to the endpoint that
     gives any number of responses to a request and stamps each of them; a decoupled model is measured so anyway.
@@ -47,6 +49,7 @@ class Load:
     seed: int = 1
     min_requests: int = 100
     max_duration_s: float = 0.0
+    max_warmup_s: float = 0.0
     drain_s: float = 10.0
     max_in_flight: int = 4096
     streaming: bool = False
@@ -62,7 +65,7 @@ class Load:
             raise InvalidRequest(f"an open loop needs a rate above 0 requests/s, got {self.rate}")
         if not self.duration_s > 0 or self.warmup_s < 0 or self.batch_size < 1 or self.drain_s < 0:
             raise InvalidRequest("duration_s and batch_size must be positive, warmup_s and drain_s not negative")
-        if self.kind == "open" and self.rate * (self.warmup_s + self.longest_s) > 50_000_000:
+        if self.kind == "open" and self.rate * (self.longest_warmup_s + self.longest_s) > 50_000_000:
             raise InvalidRequest("more than 50 million requests in one load point")
 
     @classmethod
@@ -74,6 +77,11 @@ class Load:
     def open(cls, rate: float, distribution: Distribution = "poisson", **options: Any) -> Load:
         """An open loop of ``rate`` requests/s."""
         return cls(kind="open", rate=rate, distribution=distribution, **options)
+
+    @property
+    def longest_warmup_s(self) -> float:
+        """How long the warm-up may become."""
+        return max(self.warmup_s, self.max_warmup_s or 10 * self.warmup_s)
 
     @property
     def longest_s(self) -> float:
@@ -100,11 +108,12 @@ class Load:
 
 
 def schedule(load: Load) -> NDArray[np.int64]:
-    """When an open loop sends, in nanoseconds from its start: the whole of warm-up and the longest window.
+    """When an open loop sends, in nanoseconds from its start: the longest warm-up and the longest window.
 
-    The same load gives the same schedule, so all configurations of a sweep see the same arrivals.
+    The same load gives the same schedule, so all configurations of a sweep see the same arrivals: whenever the warm-up
+    ends, the window's begin at ``longest_warmup_s``.
     """
-    length_s = load.warmup_s + load.longest_s
+    length_s = load.longest_warmup_s + load.longest_s
     if load.distribution == "constant":
         count = int(np.ceil(length_s * load.rate))
         return (np.arange(count) * (1e9 / load.rate)).astype(np.int64)

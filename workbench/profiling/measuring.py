@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -110,16 +109,13 @@ class Measurer:
         records = self._records(samples, notes)
         whole = difference(before, after) if before is not None and after is not None else None
         window = difference(*edges.statistics) if len(edges.statistics) == 2 else None
-        client = client_side(samples, load, prepared.rows)
-        evidence = Evidence(load, samples, client, window, whole)
+        client = client_side(samples, load, prepared.rows, self._options.stability)
+        environment, cpu = self._surroundings(), cpu_fields(edges.cpu, samples)
+        evidence = Evidence(load, samples, client, window, whole, cpu, int(environment.get("cpus") or 0))
         reasons, remarks = judge(target, evidence, self._options)
         notes += remarks
         if epoch is not None and target.epoch(model) != epoch:
             reasons.append("the configuration was changed during the measurement")
-        environment, cpu = self._surroundings(), cpu_fields(edges.cpu, samples)
-        usable = int(environment.get("cpus_usable") or 1)
-        if not math.isnan(cpu.get("server_cpu", math.nan)) and cpu["other_cpu"] > self._options.other_cpu * usable:
-            notes.append(f"others kept {cpu['other_cpu']:.1f} of {usable} processors busy meanwhile")
         point = Point(
             model=model,
             load=load,

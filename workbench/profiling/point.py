@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from workbench.profiling.claims import Claim, claim_of
 from workbench.profiling.load import Load
 from workbench.profiling.settings import by_model
 
@@ -52,14 +53,22 @@ class Point:
     throughput_low: float = math.nan
     throughput_high: float = math.nan
     mean_ms: float = math.nan
+    mean_low: float = math.nan
+    mean_high: float = math.nan
     p50_ms: float = math.nan
     p50_low: float = math.nan
     p50_high: float = math.nan
     p90_ms: float = math.nan
     p95_ms: float = math.nan
+    p95_low: float = math.nan
+    p95_high: float = math.nan
     p99_ms: float = math.nan
     p99_low: float = math.nan
     p99_high: float = math.nan
+    p99_worth: float = math.nan
+    """How many independent requests the n are worth for p99: those of one batch, or of one queue, are alike."""
+    p99_claimable_ms: float = math.nan
+    """The lowest goal that p99 is shown to hold (MLPerf's early-stopping rule, 99 %); nan with too few requests."""
     max_ms: float = math.nan
     sent_p50_ms: float = math.nan
     sent_p90_ms: float = math.nan
@@ -70,8 +79,7 @@ class Point:
     lag_p99_ms: float = math.nan
 
     # Of a load that streams. A time to the first response runs from the scheduled time; n counts the requests that got
-    # one, and of the times between responses the pairs. Pairs of one request are not independent: their intervals are
-    # a little too narrow.
+    # one, and of the times between responses the pairs.
     first_response_n: int = 0
     first_response_p50_ms: float = math.nan
     first_response_p50_low: float = math.nan
@@ -142,6 +150,10 @@ class Point:
         if not self.valid:
             return "not valid"
         return "valid" if self.stable else "not stable"
+
+    def claim(self, *, p99_ms: float) -> Claim:
+        """Whether p99 is shown to hold a goal in milliseconds, with 99 % confidence, and if not, what it would take."""
+        return claim_of(p99_ms, self.n, self.p99_worth, (self.p99_ms, self.p99_low), self.p99_claimable_ms)
 
     def row(self) -> dict[str, Any]:
         """The point as one flat row: the grid's values, the load, the figures."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workbench.clock import Clock
 from workbench.profiling.samples import MAX_TEXTS, OK, Samples
+from workbench.profiling.stability import known_well, warm
 
 PENDING = -1
 
@@ -65,6 +67,20 @@ class Recorder:
             self.finish(number, text)
             self.done[number] = 0
         return len(missing)
+
+    def warm(self, begin: int) -> bool:
+        """Whether a warm-up that began at ``begin`` has settled by now."""
+        return warm(*self._answers(), begin, self.clock())
+
+    def known_well(self, begin: int, end: int, *, closed: bool) -> bool:
+        """Whether a window's figures would be known well enough if it ended at ``end``."""
+        return known_well(*self._answers(), begin, end, closed=closed)
+
+    def _answers(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """When requests were answered, and after how many ms."""
+        ok = np.array(self.status, dtype=np.int32) == OK
+        done, scheduled = np.array(self.done, dtype=np.int64)[ok], np.array(self.scheduled, dtype=np.int64)[ok]
+        return done, (done - scheduled) / 1e6
 
     def _code(self, text: str) -> int:
         text = text[:500]

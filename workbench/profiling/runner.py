@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import gc
 import os
@@ -23,6 +24,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 _START_DELAY_NS = 5_000_000
 _GIVE_UP_NS = 1_500_000_000
+_LOOK_NS = 100_000_000
 
 
 class Transport(Protocol):
@@ -77,6 +79,7 @@ class LoadRun:
         self._answered_before = 0
         self._idle_clients = 0
         self._waker: Waker | None = None
+        self._warmth: dict[str, Any] = {}
 
     async def run(self) -> Samples:
         """The whole point.
@@ -108,7 +111,7 @@ class LoadRun:
             drained=drained,
             cpu_s=self._cpu[1] - self._cpu[0],
         )
-        samples.extra["connections"] = connections
+        samples.extra.update(connections=connections, **self._warmth)
         samples.extra["nice"] = os.nice(0) if hasattr(os, "nice") else 0
         return samples
 
@@ -174,21 +177,46 @@ class LoadRun:
 
     async def _watch(self) -> None:
         load = self.load
-        warm = self._start + int(load.warmup_s * 1e9)
-        await self._until(warm)
+        await self._warm_up()
         self._open_window()
-        shortest = self._window[0] + int(load.duration_s * 1e9)
-        longest = self._window[0] + int(load.longest_s * 1e9)
-        await self._until(shortest)
-        while not self._over.is_set() and self.clock() < longest and self._in_window() < load.min_requests:
-            await self._until(min(longest, self.clock() + 50_000_000))
-        self._window[1] = self.clock()
-        self._cpu[1] = _cpu_s()
+        begin = self._window[0]
+        longest = begin + int(load.longest_s * 1e9)
+        await self._until(begin + int(load.duration_s * 1e9))
+        while True:
+            # The window ends before it is looked at: looking takes a moment in which nothing is sent.
+            self._window[1], self._cpu[1] = self.clock(), _cpu_s()
+            if self._over.is_set() or self._window[1] >= longest or self._enough():
+                break
+            await self._until(min(longest, self._window[1] + _LOOK_NS))
         self._sending = False
         self.emit({"event": "window_end", "start": self._window[0], "end": self._window[1]})
 
+    async def _warm_up(self) -> None:
+        load, begin = self.load, self._start
+        longest = begin + int(load.longest_warmup_s * 1e9)
+        await self._until(begin + int(load.warmup_s * 1e9))
+        warm = load.warmup_s == 0
+        while not warm and not self._over.is_set() and self.clock() < longest:
+            warm = self.recorder.warm(begin)
+            if not warm:
+                await self._until(min(longest, self.clock() + _LOOK_NS))
+        self._warmth = {"warm": warm or self._over.is_set(), "warmup_s": (self.clock() - begin) / 1e9}
+
+    def _enough(self) -> bool:
+        begin, end = self._window
+        if self._in_window() < self.load.min_requests:
+            return False
+        return self.recorder.known_well(begin, end, closed=self.load.kind == "closed")
+
     def _open_window(self) -> None:
         self._window[0] = self.clock()
+        if self.load.kind == "open" and self.load.warmup_s > 0:
+            # However long the warm-up took, the window has the arrivals that every other window of this load has.
+            warmup = int(self.load.longest_warmup_s * 1e9)
+            self._next = bisect.bisect_left(self._offsets, warmup)
+            self._start = self._window[0] - warmup
+            if self._waker is not None and self._next < len(self._offsets):
+                self._waker.arm(self._start + self._offsets[self._next])
         self._cpu[0] = _cpu_s()
         self._answered_before = self.recorder.answered
         self.emit({"event": "window", "start": self._window[0]})

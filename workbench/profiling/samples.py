@@ -57,7 +57,7 @@ class Samples:
 
     def errors(self) -> dict[str, int]:
         """How many requests failed with which text, the most frequent first."""
-        codes, counts = np.unique(self.status[self.status != OK], return_counts=True)
+        codes, counts = np.unique(self.status[self.status > OK], return_counts=True)
         pairs = [(self.texts[int(code) - 1], int(count)) for code, count in zip(codes, counts, strict=True)]
         return dict(sorted(pairs, key=lambda pair: -pair[1]))
 

@@ -15,7 +15,7 @@ from workbench.profiling.samples import Samples
 
 @dataclass(frozen=True, slots=True)
 class StreamSide:
-    """What the stamps of the responses say; times in milliseconds, ascending.
+    """What the stamps of the responses say; times in milliseconds, in the order in which their responses came.
 
     ``first_ms`` has one entry for each answered request that got a response, ``between_ms`` one for each response that
     followed another of the same request. ``per_request`` is the mean number of responses of an answered request,
@@ -48,8 +48,8 @@ def stream_side(samples: Samples, load: Load) -> StreamSide:
     inside = (samples.response_at >= begin) & (samples.response_at < end)
     requests = int(chosen.sum())
     return StreamSide(
-        first_ms=np.sort(first),
-        between_ms=np.sort(between),
+        first_ms=first[np.argsort(at[~follows], kind="stable")],
+        between_ms=between[np.argsort(at[follows], kind="stable")],
         per_request=len(of) / requests if requests else math.nan,
         per_second=int(inside.sum()) / max(samples.seconds, 1e-9),
     )

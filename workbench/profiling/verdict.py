@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from workbench.clock import Clock, monotonic_ns
+from workbench.profiling.claims import too_few
 from workbench.profiling.client_side import ClientSide
 from workbench.profiling.load import Load
 from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import ServerSide
+from workbench.profiling.stability import Stability
 from workbench.profiling.target import Target, stalls_between
-
-P99_REQUESTS = 368
-"""From so many requests on a 95 % interval of p99 has an upper end: the smallest n with 1 - 0.99^n >= 97.5 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +22,36 @@ class MeasureOptions:
 
     A point is not valid when the generator's send lag (p99 in an open loop, p50 in a closed one) is above
     ``lag_limit_ms`` and above ``lag_share`` of the same percentile of the latency, or when the server's event loop
-    stood still for more than ``stall_share`` of the window. Others that use more than ``other_cpu`` of the usable
-    processors are noted. ``clock`` is CLOCK_MONOTONIC.
+    stood still for more than ``stall_share`` of the window, or when programs other than server and generator took more
+    than ``other_cpu_limit`` of the processors while less than a tenth of them was idle. Others that took more than
+    ``other_cpu`` are noted, and so is a panel that was open. ``stability`` is the rule by which a point counts as
+    stable: ``interval``, or perf_analyzer's ``three_windows`` (``profiling.stability``). ``clock`` is CLOCK_MONOTONIC.
     """
 
     lag_limit_ms: float = 1.0
     lag_share: float = 0.1
     stall_share: float = 0.05
     other_cpu: float = 0.25
+    other_cpu_limit: float = 0.5
+    stability: Stability = "interval"
     clock: Clock = monotonic_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What a verdict rests on: the generator's stamps and their evaluation, the server's counters over the window and
-    over the whole run (None where it gives none)."""
+    over the whole run (None where it gives none).
+
+    ``cpu`` is who used the processors, as ``figures.cpu_fields`` gives it, of ``cpus`` in all.
+    """
 
     load: Load
     samples: Samples
     client: ClientSide
     window: ServerSide | None
     whole: ServerSide | None
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    cpus: int = 0
 
 
 def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[list[str], list[str]]:
@@ -61,8 +70,13 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
         notes.append(f"{client.failed} of {total} requests failed; latencies are those of the others")
         if client.failed > total / 2:
             reasons.append(f"most requests failed{said}")
-    if client.n and math.isnan(client.p99.high):
-        notes.append(f"p99 has no upper bound: it rests on {client.n} requests, {P99_REQUESTS} are needed for one")
+    few = too_few(client.n, client.p99_worth)
+    if client.n and few:
+        notes.append(few)
+    if not samples.extra.get("warm", True):
+        notes.append(
+            f"the warm-up had not settled after {samples.extra['warmup_s']:.1f} s: max_warmup_s gives it longer"
+        )
     reasons += _lag(evidence, options)
     stalls = stalls_between(target, samples.window)
     if stalls:
@@ -71,8 +85,35 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
         (reasons if too_much else notes).append(text)
     if target.protocol == "in-kernel":
         notes.append("the load came from a thread of this kernel, which shares the GIL with the engine")
+    watching = watchers_of(target)
+    taken = _others(evidence, options, watching)
+    if taken:
+        (reasons if taken[0] else notes).append(taken[1])
+    elif watching:
+        notes.append(f"{watching} meanwhile")
     reasons += _conservation(evidence)
     return reasons, notes
+
+
+def watchers_of(target: Target) -> str:
+    """Which panels are open on the server, in words (a target may have ``watchers() -> str``); empty for none."""
+    tell = getattr(target, "watchers", None)
+    return str(tell()) if tell is not None else ""
+
+
+def _others(evidence: Evidence, options: MeasureOptions, watching: str) -> tuple[bool, str] | None:
+    """What other programs took of the processors, and whether that was too much; not known without the server's use.
+
+    Others on processors of which enough are idle take nothing from a measurement.
+    """
+    cpu, cpus = evidence.cpu, evidence.cpus
+    other = cpu.get("other_cpu", math.nan)
+    if cpus == 0 or math.isnan(cpu.get("server_cpu", math.nan)) or not other > options.other_cpu * cpus:
+        return None
+    busy = cpu["server_cpu"] + cpu["generator_cpu"] + other
+    blame = f" ({watching})" if watching else ""
+    text = f"others kept {other:.1f} of {cpus} processors busy meanwhile{blame}"
+    return other > options.other_cpu_limit * cpus and busy > 0.9 * cpus, text
 
 
 def _lag(evidence: Evidence, options: MeasureOptions) -> list[str]:
