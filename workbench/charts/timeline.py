@@ -19,7 +19,7 @@ MAX_BARS = 4000
 """Batches, and requests, in one chart: more are painted too slowly."""
 LABEL_LETTERS = 15
 LEFT = 108
-DOTS_HEIGHT, DEPTH_HEIGHT, ROW_HEIGHT = 150, 152, 26
+DOTS_HEIGHT, DEPTH_HEIGHT, ROW_HEIGHT = 118, 126, 24
 _BATCH = (
     "left",
     "right",
@@ -66,7 +66,7 @@ class TimelineInfo:
     @property
     def rows_height(self) -> int:
         """Pixels of the part with the instances."""
-        return 46 + ROW_HEIGHT * max(2, len(self.rows))
+        return 30 + ROW_HEIGHT * max(2, len(self.rows))
 
 
 def timeline_info(data: TimelineData, *, window_s: float | None = None, limit: int = MAX_BARS) -> TimelineInfo:
@@ -197,11 +197,11 @@ def draw_timeline(info: TimelineInfo) -> Chart:
     tools = "xpan,xwheel_zoom,xbox_zoom,reset,tap"
     dots = make_figure(Frame("", "latency (ms)", DOTS_HEIGHT, x_range=x_range, tools=tools))
     bars = make_figure(Frame("", "", info.rows_height, x_range=x_range, y_max=1, tools=tools))
-    depth = make_figure(Frame(info.x_label, "queue (requests)", DEPTH_HEIGHT, x_range=x_range, tools=tools))
+    depth = make_figure(Frame(info.x_label, "queue (reqs)", DEPTH_HEIGHT, x_range=x_range, tools=tools))
     for fig in (dots, bars, depth):
         fig.min_border_left = LEFT
         fig.min_border_top = 6
-        fig.min_border_bottom = 4
+        fig.min_border_bottom = 8
         fig.lod_threshold = None  # with it bars turn grey and vanish while a hand moves them
     dots.xaxis.visible = bars.xaxis.visible = False
     bars.yaxis.axis_label = "instance"
@@ -250,6 +250,8 @@ def update_timeline(chart: Chart, info: TimelineInfo) -> None:
         axis.major_label_overrides = labels
         bars.y_range.end = count
         bars.height = info.rows_height
+    below: Any = chart.parts["depth"]
+    below.xaxis.axis_label = info.x_label
     chart.title, chart.note, chart.legend, chart.height = info.title, info.note, info.legend, info.height
     for name in ("requests", "batches", "depth"):
         chart.fill(name, getattr(info, name))

@@ -11,7 +11,7 @@ from workbench.charts.palette import GREY, QUANTITY
 from workbench.charts.style import Chart, Columns, Frame, LegendEntry, add_empty_text, add_hover, make_figure, models
 from workbench.records.waterfall import Bar, WaterfallData
 
-ROW_HEIGHT = 22
+ROW_HEIGHT = 20
 LEFT = 168
 LETTERS = 26
 EMPTY = "Click on a request (dot) or a batch (bar) to see where its time went"
@@ -39,7 +39,7 @@ _ABOUT = {"request": "the request", "mate": "in the same batch", "child": "made 
 
 def draw_waterfall(data: WaterfallData | None) -> Chart:
     """The figure and its source ``phases``; without a request the words say how to choose one."""
-    fig = make_figure(Frame("time (ms)", "", 100, x_range=models.Range1d(0, 1), y_max=1))
+    fig = make_figure(Frame("time (ms)", "", 80, x_range=models.Range1d(0, 1), y_max=1))
     fig.min_border_left = LEFT
     fig.ygrid.grid_line_color = None
     source = ColumnDataSource({name: [] for name in _COLUMNS})
@@ -49,7 +49,7 @@ def draw_waterfall(data: WaterfallData | None) -> Chart:
     )  # fmt: skip
     add_hover(fig, [bars], [("", "@what, @about"), ("@phase", "@took{0,0.000} ms")])
     empty = add_empty_text(fig, EMPTY)
-    chart = Chart(fig, {"phases": source}, "Waterfall", 100, parts={"empty": empty})
+    chart = Chart(fig, {"phases": source}, "Waterfall", 80, parts={"empty": empty})
     update_waterfall(chart, data)
     return chart
 
@@ -64,7 +64,7 @@ def update_waterfall(chart: Chart, data: WaterfallData | None) -> None:
     axis.major_label_overrides = labels
     fig.y_range.end = max(1, len(bars))
     fig.x_range.end = whole
-    fig.height = chart.height = 52 + ROW_HEIGHT * max(2, len(bars))
+    fig.height = chart.height = 52 + ROW_HEIGHT * max(1, len(bars))
     chart.fill("phases", columns)
     entries = {_LEGEND.get(name, name): PHASE_COLOUR[name] for name in PHASE_COLOUR if name in columns["phase"]}
     chart.legend = tuple(LegendEntry(label, colour) for label, colour in entries.items())

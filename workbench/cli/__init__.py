@@ -26,6 +26,7 @@ VERBS: tuple[str, ...] = (
     "package",
     "profile",
     "sweep",
+    "timeline",
     "runs",
     "export",
 )
@@ -41,6 +42,7 @@ _SUMMARIES = {
     "package": "make a model directory out of a model file or a function",
     "profile": "measure a model at one load or a range of loads",
     "sweep": "measure a grid of configurations × loads",
+    "timeline": "who waited for whom on a running server; a trace for Perfetto",
     "runs": "list and show stored runs",
     "export": "write the tuned repository for production",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
@@ -111,12 +112,22 @@ class TimelinePanel(Panel):
     def _info(self) -> TimelineInfo:
         columns, now = self._records
         seconds = float(self._window.value)
+        requests = columns.requests
+        mine = requests["end"] if self.model is None else requests["end"][requests["model"] == self.model]
+        newest = int(mine.max(initial=0))
+        idle_s = (now - newest) / 1e9 if newest else 0.0
+        if idle_s > seconds:  # what came last stays to be looked at
+            now = newest
         columns = ended_since(columns, now - int((seconds + MARGIN_S) * 1e9))
         try:
             data = timeline_of(columns, now, model=self.model, last_s=seconds)
         except NotFound:  # of this model; of others there may be records
             data = timeline_of(RecordRing(2).read(), now, last_s=seconds)
-        return timeline_info(data, window_s=seconds, limit=LIVE_BARS)
+        info = timeline_info(data, window_s=seconds, limit=LIVE_BARS)
+        if idle_s <= seconds:
+            return info
+        note = f"nothing ended for {idle_s:,.0f} s, shown is what came before: {info.note}"
+        return replace(info, note=note, x_label="time relative to the newest request (ms)")
 
     def _changed(self) -> None:
         with self._lock:

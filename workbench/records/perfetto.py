@@ -116,7 +116,9 @@ class _Trace:
                 yield from self._arrow("in batch", (where, max(begin, at - 1)), (self._of_batch(batch), at))
             parent = rows.get(int(record["parent_seq"]))
             if parent is not None:
-                yield from self._arrow("asks for", self._maker(parent, begin), (where, begin))
+                source = self._maker(parent, begin)
+                if source[1] <= begin:  # what began later did not ask for it
+                    yield from self._arrow("asks for", source, (where, begin))
 
     def _place(self, row: int) -> Event:
         lane = int(self._lanes[row])

@@ -291,7 +291,9 @@ class _Maker:
         elif reason in ("full", "preferred", "shapes", "inputs"):
             why = f"for its batch to fill, until {_REASONS[reason]}"
         else:
-            why = f"although {instance} was free (the batcher, the rate limiter or its sequence held it)"
+            why = f"in the queue while {instance} was free"
+            if free > 1_000_000:
+                why += " (held by the rate limiter, its sequence or a busy event loop)"
         yield free, f"waited {ms(free)} {why}"
         held = int(self._requests["compute_start"][row] - self._waits.left[row])
         yield held, f"{ms(held)} until {instance} began with its batch"

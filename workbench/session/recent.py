@@ -41,6 +41,8 @@ class RecentRecords:
             count -= len(oldest)
             self._parts.popleft()
 
-    def since(self, time_ns: int) -> RecordColumns:
-        """The requests and batches that ended since then."""
-        return ended_since(joined(self._parts or [self._nothing]), time_ns)
+    def last(self, seconds: float) -> RecordColumns:
+        """The requests and batches of the seconds before the newest end."""
+        whole = joined(self._parts or [self._nothing])
+        newest = int(whole.requests["end"].max(initial=0))
+        return ended_since(whole, newest - int(seconds * 1e9))

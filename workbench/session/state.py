@@ -201,7 +201,7 @@ class SessionState:
             return LogLines(self._book.select(wanted), self._book.cursor, self.server.name)
 
     def recent_records(self, seconds: float) -> tuple[RecordColumns, int]:
-        """Records of what ended in the last seconds (30 at most), and the server's time; each poll reads what is new.
+        """Records of the seconds before the newest (60 at most), and the server's time; each poll reads what is new.
 
         Raises:
             WorkbenchError: at the first call: the server does not answer, or (a remote Triton) keeps no records.
@@ -214,7 +214,7 @@ class SessionState:
                     self._recent = recent
         with self._lock:
             now = (self._polled or monotonic_ns()) + self._server_ahead
-            return self._recent.since(now - int(seconds * 1e9)), now
+            return self._recent.last(seconds), now
 
     def request(self, seq: int) -> dict[str, Any] | None:
         """The record of one of the latest requests, as a dictionary, with ``response_ms`` and ``children``."""
