@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -127,24 +128,45 @@ def _range(text: str | None) -> list[float]:
 
 
 def grid_of(settings: list[str] | None) -> dict[str, list[Any]]:
-    """``--set PATH=VALUES``: a JSON list of values, or one value.
+    """``--set PATH=VALUES``: a JSON list of values, or one value; words without quotes, with commas between several.
 
     Raises:
-        InvalidRequest: it is not PATH=JSON.
+        InvalidRequest: it is not PATH=VALUES, or a path is named twice.
     """
+    from workbench.config.path import split_at_equals
+
     grid: dict[str, list[Any]] = {}
     for text in settings or ():
-        path, equals, values = text.partition("=")
-        try:
-            parsed = json.loads(values)
-        except ValueError as error:
+        path, values = split_at_equals(text) or ("", "")
+        if not path or not values:
+            raise InvalidRequest(f"cannot read --set {text}", hint="write PATH=[VALUE, ...]")
+        if path in grid:
+            raise InvalidRequest(f"--set names {path} twice", hint="write all its values in one list")
+        grid[path] = _values(text, values)
+    return grid
+
+
+def _values(text: str, values: str) -> list[Any]:
+    try:
+        parsed = json.loads(values)
+    except ValueError as error:
+        words = [word.strip() for word in values.split(",")]
+        if not all(_WORD.fullmatch(word) for word in words):
             raise InvalidRequest(
                 f"cannot read --set {text}", hint="write PATH=[VALUE, ...] in JSON; strings in double quotes"
             ) from error
-        if not equals or not path:
-            raise InvalidRequest(f"cannot read --set {text}", hint="write PATH=[VALUE, ...]")
-        grid[path] = parsed if isinstance(parsed, list) else [parsed]
-    return grid
+        return [_word(word) for word in words]
+    return parsed if isinstance(parsed, list) else [parsed]
+
+
+_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
+
+
+def _word(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
 
 
 POINT_HEADERS = (

@@ -186,7 +186,7 @@ def parse_edit(text: str) -> Edit:
     Raises:
         ConfigError: no ``=``, or a path that the schema does not have.
     """
-    parts = _split_at_equals(text)
+    parts = split_at_equals(text)
     if parts is None:
         raise ConfigError(f"'{text}' must have the form path=value", hint="as in instance_group[0].count=2")
     path, value = parts
@@ -201,6 +201,7 @@ def parse_edit(text: str) -> Edit:
     return Edit(path, "set", parsed)
 
 
-def _split_at_equals(text: str) -> tuple[str, str] | None:
+def split_at_equals(text: str) -> tuple[str, str] | None:
+    """``path=value`` as its two sides; None where there is no ``=`` outside the quotes of a key."""
     match = re.match(r'((?:[^="]|"(?:[^"\\]|\\.)*")*?)\s*=\s*(.*)\Z', text, re.DOTALL)
     return (match.group(1).strip(), match.group(2).strip()) if match else None

@@ -114,6 +114,15 @@ def left_behind(url: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def forget(url: str, model: str) -> None:
+    """What a killed sweep has left is overwritten: somebody has loaded another configuration on purpose."""
+    with contextlib.suppress(NotReady, OSError):
+        path = _path(url, model)
+        entry = _read(path)
+        if entry is not None and _is_gone(path, entry):
+            path.unlink(missing_ok=True)
+
+
 def _put_back(server: TritonServer, model: str, entry: Mapping[str, Any]) -> None:
     try:
         now = server.model_config(model)

@@ -19,7 +19,7 @@ from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
 from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
-from workbench.session.journal import left_behind
+from workbench.session.journal import forget, left_behind
 from workbench.session.owned import OwnedProcess, log_path, tail
 from workbench.session.pipelines import composing_models, traffic_frame
 from workbench.session.results import CapturedRows, ConfigureResult, ConfigView, SaveResult, Statistics
@@ -343,6 +343,7 @@ class TritonServer(ClientServer):
             self._client.load(model, config=config_json(config))
         finally:
             self._configs.pop(model, None)
+        forget(self.url, model)
         self._epochs[model] = self._epochs.get(model, 0) + 1
 
     @explained
@@ -400,6 +401,7 @@ class TritonServer(ClientServer):
             raise
         finally:
             self._configs.pop(model, None)
+        forget(self.url, model)
         self._epochs[model] = self._epochs.get(model, 0) + 1
 
     def put_back(self, model: str, config: Mapping[str, Any]) -> ConfigureResult:

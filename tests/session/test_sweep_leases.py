@@ -1,0 +1,205 @@
+"""Sweeps kept apart and put back, wherever the server is and however the sweeping process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import wait_until
+
+import workbench as wb
+from workbench.errors import NotReady
+from workbench.profiling import SweepJob, SweepResult
+from workbench.session.remote import TritonServer, WorkbenchServer
+
+DELAY = "dynamic_batching.max_queue_delay_microseconds"
+QUICK: dict[str, Any] = {"duration_s": 0.2, "warmup_s": 0.01, "min_requests": 1, "store": None, "show_progress": False}
+SWEEPER = """
+import sys
+import workbench as wb
+url, token = sys.argv[1:]
+server = wb.connect(url, token=token or None)
+def told(progress):
+    if progress.done == 1:
+        print("measured one", flush=True)
+server.sweep("double", {"dynamic_batching.max_queue_delay_microseconds": [70, 80, 90]}, concurrency=1, duration_s=30,
+             max_duration_s=30, warmup_s=0, store=None, show_progress=False, on_progress=told, options=None)
+""".replace(", options=None", "")
+
+
+def killed_sweep(url: str, token: str, seen: Callable[[], bool]) -> int:
+    """Starts a sweep in a process of its own, kills it when ``seen`` is true; gives its pid."""
+    with subprocess.Popen([sys.executable, "-c", SWEEPER, url, token], stderr=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or seen(), 60.0)
+            assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
+        finally:
+            process.kill()
+    return process.pid
+
+
+def delay_of(server: wb.Engine | WorkbenchServer | TritonServer) -> int:
+    return int(server.model_config("double")["dynamic_batching"].get("max_queue_delay_microseconds", 0))
+
+
+@pytest.fixture
+def other(process: WorkbenchServer) -> Any:
+    """The same server, as another notebook has it."""
+    process.revert("double")
+    with wb.connect(process.url, token=process.token) as server:
+        assert isinstance(server, WorkbenchServer)
+        yield server
+
+
+def test_a_second_sweep_is_refused_and_told_who_has_the_model(process: WorkbenchServer, other: WorkbenchServer) -> None:
+    before = process.config("double").text
+    begun = threading.Event()
+    job = process.sweep(
+        "double", {DELAY: [70, 80]}, wait=False, concurrency=1,
+        on_progress=lambda progress: begun.set() if progress.done else None, **QUICK,
+    )  # fmt: skip
+    assert isinstance(job, SweepJob)
+    assert begun.wait(60)
+    try:
+        for change in (
+            lambda: other.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK),
+            lambda: other.sweep("double", {}, concurrency=1, **QUICK),
+            lambda: other.configure("double", f"{DELAY}=5"),
+            lambda: other.save("double"),
+        ):
+            if job.done:
+                break
+            with pytest.raises(NotReady) as caught:
+                change()
+            assert f"'double' is being swept by process {os.getpid()} (sweep of 'double'" in caught.value.message
+            assert "wait for it or stop it" in caught.value.hint
+    finally:
+        assert job.wait(60) is not None
+    assert process.config("double").text == before
+    assert isinstance(other.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK), SweepResult)
+    assert process.control.leases() == []
+
+
+def test_a_killed_sweep_is_followed_at_once_and_its_configuration_is_not_taken_for_the_original(
+    process: WorkbenchServer, other: WorkbenchServer
+) -> None:
+    process.configure("double", f"{DELAY}=123")  # applied, not saved
+    before = process.config("double")
+    pid = killed_sweep(process.url, process.token, lambda: delay_of(process) == 70)
+    assert delay_of(process) == 70
+    assert other.control.leases()[0]["holder"]["pid"] == pid
+    result = other.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
+    assert isinstance(result, SweepResult)
+    assert result.restored
+    after = process.config("double")
+    assert (after.text, after.dirty) == (before.text, True)
+    process.revert("double")
+
+
+def test_an_edit_after_a_killed_sweep_has_the_configuration_put_back(process: WorkbenchServer) -> None:
+    process.revert("double")
+    before = process.config("double").text
+    killed_sweep(process.url, process.token, lambda: delay_of(process) == 70)
+    with pytest.raises(NotReady, match="is being swept"):
+        process.configure("double", "max_batch_size=4")
+    wait_until(lambda: process.config("double").text == before and not process.control.leases())
+    assert process.configure("double", "max_batch_size=4").dirty
+    process.revert("double")
+
+
+def test_a_lease_that_was_lost_ends_the_sweep_with_what_was_measured(
+    process: WorkbenchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.revert("double")
+    before = process.config("double").text
+    monkeypatch.setattr("workbench.session.measuring.Hold.__init__.__kwdefaults__", {"ttl_s": 0.4})
+    control = process.control
+    monkeypatch.setattr(control, "renew_lease", _silent_until_lost(control))
+    result = process.sweep(
+        "double", {DELAY: [70, 80, 90]}, concurrency=1, **{**QUICK, "duration_s": 0.8, "store": tmp_path}
+    )
+    assert isinstance(result, SweepResult)
+    assert result.status == "failed"
+    assert "not yours any more" in result.error
+    assert len(result) < 3
+    assert not any(point.valid for point in result)
+    assert process.config("double").text == before
+
+
+def _silent_until_lost(control: Any) -> Callable[[str, str], None]:
+    """Signs of life that do not come through, until there is no lease any more; then they hear so."""
+    real = control.renew_lease
+
+    def renew(model: str, lease: str) -> None:
+        if not control.leases():
+            real(model, lease)
+
+    return renew
+
+
+def test_two_sweeps_of_a_remote_server_from_here_are_kept_apart(remote: TritonServer) -> None:
+    begun = threading.Event()
+    job = remote.sweep(
+        "double", {DELAY: [70, 80]}, wait=False, concurrency=1,
+        on_progress=lambda progress: begun.set() if progress.done else None, **QUICK,
+    )  # fmt: skip
+    assert isinstance(job, SweepJob)
+    assert begun.wait(60)
+    try:
+        with (
+            wb.connect(remote.url) as second,
+            pytest.raises(NotReady, match=f"is being swept by process {os.getpid()}"),
+        ):
+            second.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
+    finally:
+        assert job.wait(60) is not None
+
+
+def test_what_a_killed_sweep_left_on_a_remote_server_is_put_back_by_the_next_one(remote: TritonServer) -> None:
+    before = remote.model_config("double")
+    killed_sweep(remote.url, "", lambda: delay_of(remote) == 70)
+    assert delay_of(remote) == 70
+    result = remote.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
+    assert isinstance(result, SweepResult)
+    assert [point.error for point in result] == [""]
+    assert remote.model_config("double") == before
+
+
+def test_what_a_killed_sweep_left_on_a_remote_server_is_known_to_whoever_connects(remote: TritonServer) -> None:
+    before = remote.model_config("double")
+    killed_sweep(remote.url, "", lambda: delay_of(remote) == 70)
+    with wb.connect(remote.url) as again:
+        assert again.config("double").dirty
+        again.revert("double")
+        assert again.model_config("double") == before
+        # what is loaded on purpose after that is nobody's leftover
+        again.configure("double", f"{DELAY}=31")
+        changed = again.model_config("double")
+        again.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
+        assert again.model_config("double") == changed
+        again.revert("double")
+    assert remote.model_config("double") == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM there")
+def test_a_terminated_command_puts_the_configuration_back(process: WorkbenchServer, tmp_path: Path) -> None:
+    process.revert("double")
+    before = process.model_config("double")
+    command = [sys.executable, "-m", "workbench.cli", "sweep", "double", "-u", process.url, "--runs", str(tmp_path)]
+    command += ["--set", f"{DELAY}=[70,80,90]", "--concurrency", "1", "-p", "30000", "--warmup", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        wait_until(lambda: running.poll() is not None or delay_of(process) == 70, 60.0)
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "stopped after" in said
+    assert "--resume" in said
+    assert process.model_config("double") == before  # at once; as a remote Triton it was reloaded
+    process.revert("double")
