@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,11 +17,13 @@ from workbench.config.validation import MIN_COMPUTE_CAPABILITY
 from workbench.errors import InvalidRequest
 from workbench.scheduling.rate_limiter import parse_resource_limit
 from workbench.server.access import CATEGORIES, parse_restrictions
+from workbench.server.body import LARGE
 from workbench.server.connection import PROGRESS_BYTES, HttpLimits
-from workbench.server.flags import boolean, flag, port
+from workbench.server.flags import boolean, count, flag, port, seconds
 from workbench.server.forwarding import HeaderForwarding
 from workbench.server.grpc_arguments import NO_EFFECT as GRPC_NO_EFFECT
 from workbench.server.grpc_arguments import add_flags as add_grpc_flags
+from workbench.server.grpc_arguments import add_own_flags as add_own_grpc_flags
 from workbench.server.grpc_arguments import check as check_grpc
 
 _NO_EFFECT = (
@@ -54,16 +55,6 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidRequest(message, hint="--help lists the options")
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     """The parser of ``workbench serve``."""
     made = _Parser(
@@ -78,7 +69,10 @@ def parser() -> argparse.ArgumentParser:
     _port_flags(made.add_argument_group("ports"))
     add_grpc_flags(made.add_argument_group("gRPC"))
     _life_flags(made.add_argument_group("logging, start and stop"))
-    _own_flags(made.add_argument_group("the workbench's own"))
+    own = made.add_argument_group("the workbench's own")
+    _own_flags(own)
+    _limit_flags(own)
+    add_own_grpc_flags(own)
     for name in _NO_EFFECT:
         made.add_argument(f"--{name}", nargs="?", const="", action="append", help=argparse.SUPPRESS)
     return made
@@ -180,15 +174,6 @@ def _own_flags(group: Any) -> None:
     group.add_argument(
         "--allowed-host", action="append", default=[], metavar="HOST", help="a further name it is known by"
     )
-    group.add_argument(
-        "--http-head-timeout-secs", type=_seconds, default=_LIMITS.head_s, metavar="SECONDS",
-        help=f"for the head of a request; default {_LIMITS.head_s:g}",
-    )  # fmt: skip
-    group.add_argument(
-        "--http-body-timeout-secs", type=_seconds, default=_LIMITS.pause_s, metavar="SECONDS",
-        help=f"for each {PROGRESS_BYTES >> 10} KiB of a body, and of an answer that the client does not take; default "
-        f"{_LIMITS.pause_s:g}",
-    )  # fmt: skip
     flag(group, "allow-file-override", False, "let load requests bring a model's files")
     group.add_argument("--python-execution", choices=("process", "thread"), default="process")
     group.add_argument(
@@ -201,6 +186,28 @@ def _own_flags(group: Any) -> None:
         action="store_true",
         help="for wb.attach: listed as outliving who started it; it stays in the foreground (add & or nohup)",
     )
+
+
+def _limit_flags(group: Any) -> None:
+    group.add_argument(
+        "--http-head-timeout-secs", type=seconds, default=_LIMITS.head_s, metavar="SECONDS",
+        help=f"for the head of a request; default {_LIMITS.head_s:g}",
+    )  # fmt: skip
+    group.add_argument(
+        "--http-body-timeout-secs", type=seconds, default=_LIMITS.pause_s, metavar="SECONDS",
+        help=f"for each {PROGRESS_BYTES >> 10} KiB of a body, and of an answer that the client does not take; default "
+        f"{_LIMITS.pause_s:g}",
+    )  # fmt: skip
+    group.add_argument(
+        "--http-max-connections", type=count(1), default=_LIMITS.connections, metavar="N",
+        help="open at a time on the HTTP port, and on that of the metrics; a further one is told 503 and closed; at "
+        f"most a quarter of ulimit -n; default {_LIMITS.connections}",
+    )  # fmt: skip
+    group.add_argument(
+        "--http-body-memory", type=count(1), default=_LIMITS.memory, metavar="BYTES",
+        help=f"for all bodies from {LARGE >> 10} KiB on until they are answered; those for which there is none are not "
+        f"read until there is; default {_LIMITS.memory}",
+    )  # fmt: skip
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

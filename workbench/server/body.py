@@ -23,10 +23,10 @@ class Body:
     """Collects a body.
 
     A large one of known size is written into one buffer that lies so that what follows the JSON head is aligned: its
-    tensors can be used where they are.
+    tensors can be used where they are. There is none before ``open``: even one of which little is used may take memory.
     """
 
-    __slots__ = ("_filled", "_large", "_parts", "chunks", "size")
+    __slots__ = ("_expected", "_filled", "_head", "_large", "_parts", "chunks", "size")
 
     def __init__(self) -> None:
         self.chunks = 0
@@ -34,6 +34,8 @@ class Body:
         self._parts: list[bytes] = []
         self._large: memoryview | None = None
         self._filled = 0
+        self._expected = 0  # bytes of a large body
+        self._head = 0  # of them JSON
 
     def start(self, size: int | None, header_length: bytes | None) -> None:
         """A body of ``size`` bytes (None: unknown) is to come, ``header_length`` of them JSON."""
@@ -42,10 +44,19 @@ class Body:
         self._parts.clear()
         self._large = None
         self._filled = 0
-        if size is None or size < LARGE:
+        self._expected = size if size is not None and size >= LARGE else 0
+        if self._expected:
+            self._head = int(header_length) if header_length is not None and header_length.isdigit() else 0
+
+    def open(self) -> None:
+        """There is memory for all of it."""
+        if not self._expected or self._large is not None:
             return
-        head = int(header_length) if header_length is not None and header_length.isdigit() else 0
-        self._large = aligned(size, head)
+        self._large = aligned(self._expected, self._head)
+        parts, self._parts = self._parts, []
+        for part in parts:
+            self._large[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
 
     def add(self, data: bytes) -> None:
         """A piece has come."""

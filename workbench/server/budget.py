@@ -63,6 +63,55 @@ class Budget(Generic[H]):
                 waiting.popleft()
 
 
+class Reader(Protocol):
+    """A connection whose reading can be held."""
+
+    def hold_reading(self) -> None:
+        """Reads no more."""
+
+    def read_on(self) -> None:
+        """Reads on."""
+
+
+class HalfSent:
+    """Bytes of messages of which the rest is still to come, of all connections.
+
+    When they are more than ``size``, connections that have more than their even share of it are not read until they
+    are fewer; what is not gone on with is given up in its time, as ever.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.total = 0
+        self._of: dict[Reader, dict[int, int]] = {}
+        self._paused: set[Reader] = set()
+
+    def count(self, connection: Reader, stream: int, have: int) -> None:
+        """So many bytes of the message on a stream of a connection are here; 0 when it is whole, or given up."""
+        streams = self._of.setdefault(connection, {})
+        self.total += have - streams.pop(stream, 0)
+        if have:
+            streams[stream] = have
+        if self.total <= self.size:
+            self._read_on()
+        elif have and connection not in self._paused and sum(streams.values()) > self.size // len(self._of):
+            self._paused.add(connection)
+            connection.hold_reading()
+        if not streams:
+            del self._of[connection]
+
+    def forget(self, connection: Reader) -> None:
+        """The connection is gone."""
+        self.total -= sum(self._of.pop(connection, {}).values())
+        self._paused.discard(connection)
+        if self.total <= self.size:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        while self._paused:
+            self._paused.pop().read_on()
+
+
 class Holding(Protocol):
     """What a part is for: a request."""
 

@@ -99,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._incoming: Exchange | None = None
         self._body = Body()
-        self._share = Share(server.bodies, self._resume)
+        self._share = Share(server.bodies, self._granted)
         self._piece = 0  # bytes of what came last
         self._head_bytes = 0
         self._head_done = False
@@ -348,6 +348,10 @@ class HttpConnection(asyncio.Protocol):
     def _next(self) -> None:
         while self._waiting and self._current is None and not self._paused_writing and self.transport is not None:
             self._begin(self._waiting.popleft())
+        self._resume()
+
+    def _granted(self) -> None:
+        self._body.open()
         self._resume()
 
     def _resume(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from typing import Any
 
 
@@ -24,6 +26,33 @@ def port(text: str) -> int:
         value = -1
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 (a free one) to 65535")
+    return value
+
+
+def count(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
+    """A whole number from ``low`` to ``high``."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            end = f" to {high}" if high < 2**63 - 1 else " on"
+            raise argparse.ArgumentTypeError(f"'{text}' is no number from {low}{end}")
+        return value
+
+    return read
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The ``--grpc-...`` flags of tritonserver: names, defaults and texts are Triton's, but for the address (loopback)."""
+"""The ``--grpc-...`` flags: tritonserver's by its names, with its defaults but for the address (loopback), and ours."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 from workbench.errors import InvalidRequest
 from workbench.server.access import CATEGORIES, GRPC_PREFIX, parse_restrictions
-from workbench.server.flags import flag, port
+from workbench.server.flags import count, flag, port, seconds
 from workbench.server.forwarding import HeaderForwarding
-from workbench.server.grpc_options import COMPRESSION_LEVELS, GrpcOptions, KeepAlive
+from workbench.server.grpc_options import COMPRESSION_LEVELS, GrpcLimits, GrpcOptions, KeepAlive
 
 NO_EFFECT = ("grpc-infer-thread-count", "grpc-infer-allocation-pool-size", "grpc-max-response-pool-size")
-"""Flags that mean nothing here: one thread serves, objects are not pooled, responses under way are bounded anyway."""
+"""Flags that mean nothing here: one thread serves, objects are not pooled, and responses under way are bounded by their
+bytes (``--grpc-response-backlog``), not by their number."""
 
 _KEEP = KeepAlive()
+_LIMITS = GrpcLimits()
+_WINDOW = 1024, 2**31 - 1
 
 
 def add_flags(group: Any) -> None:
@@ -55,26 +58,52 @@ def add_flags(group: Any) -> None:
         ("grpc-max-connection-age", 0, "after which a connection is closed; default: never"),
         ("grpc-max-connection-age-grace", 0, "time for its calls to end then; default: any"),
     ):
-        group.add_argument(f"--{name}", type=_count, default=default, metavar="MS", help=text)
+        group.add_argument(f"--{name}", type=count(0), default=default, metavar="MS", help=text)
     flag(group, "grpc-keepalive-permit-without-calls", False, "ask also when no call is in flight")
     group.add_argument(
-        "--grpc-http2-max-pings-without-data", type=_count, default=_KEEP.max_pings_without_data, metavar="N",
+        "--grpc-http2-max-pings-without-data", type=count(0), default=_KEEP.max_pings_without_data, metavar="N",
         help="how often it is asked at most between two answers; 0: any number",
     )  # fmt: skip
     group.add_argument(
-        "--grpc-http2-max-ping-strikes", type=_count, default=_KEEP.max_ping_strikes, metavar="N",
+        "--grpc-http2-max-ping-strikes", type=count(0), default=_KEEP.max_ping_strikes, metavar="N",
         help="pings too close to each other before the connection is closed; 0: any number",
     )  # fmt: skip
 
 
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number from 0 on")
-    return value
+def add_own_flags(group: Any) -> None:
+    """Adds the flags that tritonserver does not have (``GrpcLimits``) to an argument group."""
+    for name, kind, default, unit, text in (
+        (
+            "max-connections", count(1), _LIMITS.connections, "N",
+            "open at a time; a further one is closed at once; at most a quarter of ulimit -n",
+        ),
+        ("max-concurrent-streams", count(1, 2**31 - 1), _LIMITS.streams, "N", "calls at a time on a connection"),
+        (
+            "call-window", count(*_WINDOW), _LIMITS.window, "BYTES",
+            "what a call may send before the server has said that it takes more",
+        ),
+        (
+            "message-memory", count(1), _LIMITS.memory, "BYTES",
+            "for all messages larger than that until they are answered; a call for which there is none waits",
+        ),
+        ("max-stream-requests", count(1), _LIMITS.requests, "N", "unanswered requests of one ModelStreamInfer call"),
+        (
+            "response-backlog", count(1), _LIMITS.backlog, "BYTES",
+            "of a call's answers that its client does not take, before a decoupled model is held back",
+        ),
+        (
+            "hello-timeout-secs", seconds, _LIMITS.hello_s, "SECONDS",
+            "for the TLS handshake, and for the first words of HTTP/2",
+        ),
+        ("message-timeout-secs", seconds, _LIMITS.pause_s, "SECONDS", "for a message that has begun to go on"),
+    ):  # fmt: skip
+        group.add_argument(
+            f"--grpc-{name}",
+            type=kind,
+            default=default,
+            metavar=unit,
+            help=f"{text}; default {default!r}".removesuffix(".0"),
+        )
 
 
 def check(args: argparse.Namespace) -> None:
@@ -113,6 +142,16 @@ def grpc_options(args: argparse.Namespace) -> GrpcOptions:
             args.grpc_http2_max_ping_strikes,
             args.grpc_max_connection_age,
             args.grpc_max_connection_age_grace,
+        ),
+        limits=GrpcLimits(
+            connections=args.grpc_max_connections,
+            streams=args.grpc_max_concurrent_streams,
+            window=args.grpc_call_window,
+            memory=args.grpc_message_memory,
+            requests=args.grpc_max_stream_requests,
+            backlog=args.grpc_response_backlog,
+            hello_s=args.grpc_hello_timeout_secs,
+            pause_s=args.grpc_message_timeout_secs,
         ),
     )
 

@@ -145,6 +145,11 @@ class Call:
         """Whether a message has begun and not ended."""
         return self._assembler is not None and self._assembler.inside
 
+    @property
+    def half(self) -> int:
+        """Bytes of a message that has begun and not ended."""
+        return self._assembler.have if self._assembler is not None else 0
+
     # -- what comes in ------------------------------------------------------------------------------------------------
 
     def set_deadline(self, seconds: float) -> None:

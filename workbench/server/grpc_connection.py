@@ -53,6 +53,7 @@ class GrpcConnection(asyncio.Protocol):
         self._h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
         self._planned = False
         self._paused = False
+        self._deaf = False  # not read for now
         self._backlogged: set[Call] = set()
         self._finishing: list[int] = []  # ended here, while the client may still be sending
         self._began = self._heard = self.loop.time()
@@ -102,6 +103,7 @@ class GrpcConnection(asyncio.Protocol):
         self.server.connections.discard(self)
         self.transport = None
         self._inside.clear()
+        self.server.halves.forget(self)
         self._backlogged.clear()
         calls, self.calls = self.calls, {}
         for call in calls.values():
@@ -152,6 +154,19 @@ class GrpcConnection(asyncio.Protocol):
         else:
             transport.close()
 
+    def hold_reading(self) -> None:
+        """Reads no more: all connections together have too much that is half sent."""
+        if self.transport is not None:
+            self._deaf = True
+            self.transport.pause_reading()
+
+    def read_on(self) -> None:
+        """Reads on."""
+        self._deaf = False
+        if self.transport is not None:
+            self._heard = self.loop.time()
+            self.transport.resume_reading()
+
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _request(self, event: Any) -> None:
@@ -187,21 +202,26 @@ class GrpcConnection(asyncio.Protocol):
             self._acknowledge(stream_id, size)
             return
         if event.end_stream:
-            self._inside.pop(stream_id, None)
+            self._whole(stream_id)
             self._acknowledge(stream_id, size + call.owed)
             call.owed = 0
             call.feed(data, True)
             return
         call.owed += size
         call.feed(data, False)
-        if call.inside:
+        if half := call.half:
             self._inside[stream_id] = self._heard
+            self.server.halves.count(self, stream_id, min(half, self.server.options.limits.window))
         else:
-            self._inside.pop(stream_id, None)
+            self._whole(stream_id)
             if call.widened:
                 self._widen(call, self.server.options.limits.window)
         if not call.held and not call.waiting:
             self._settle(call)
+
+    def _whole(self, stream_id: int) -> None:
+        if self._inside.pop(stream_id, None) is not None:
+            self.server.halves.count(self, stream_id, 0)
 
     def _trailers(self, event: Any) -> None:
         call = self.calls.get(event.stream_id)
@@ -212,7 +232,7 @@ class GrpcConnection(asyncio.Protocol):
         call = self.calls.pop(event.stream_id, None)
         if call is None:
             return
-        self._inside.pop(event.stream_id, None)
+        self._whole(event.stream_id)
         self._backlogged.discard(call)
         self._settle(call)
         call.closed()
@@ -408,7 +428,9 @@ class GrpcConnection(asyncio.Protocol):
                 self._inside[stream_id] = now
             elif now - since > limits.pause_s:
                 call.break_off(CANCELLED, f"a message paused for {limits.pause_s:g} s")
-        if self._pinged:
+        if self._deaf:
+            self._pinged = 0.0  # whatever it says is not heard
+        elif self._pinged:
             if self._heard < self._pinged and now - self._pinged > keep.timeout_ms / 1000:
                 transport.abort()
         elif (
@@ -446,15 +468,6 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
         if self.transport is not None:
             self.transport.close()
-
-
-def farewell(text: bytes) -> bytes:
-    """What a connection that is not served is told: to go away, and why."""
-    h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
-    h2.initiate_connection({})
-    h2.send_goaway(ngh2.ErrorCode.ENHANCE_YOUR_CALM, debug_data=text)
-    said: bytes = h2.data_to_send()
-    return said
 
 
 def _message(text: bytes) -> tuple[tuple[bytes, bytes], ...]:

@@ -151,6 +151,11 @@ class Assembler:
         self._need = 0  # with its framing; 0 while the framing itself is not here
 
     @property
+    def have(self) -> int:
+        """Bytes of a message that has begun and not ended."""
+        return self._have
+
+    @property
     def inside(self) -> bool:
         """Whether a message has begun and not ended."""
         return self._have > 0

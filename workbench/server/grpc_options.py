@@ -41,10 +41,11 @@ class GrpcLimits:
 
     ``connections``: at a time (see ``Listener``). ``streams``: calls at a time on a connection. ``window``: what a call
     may send before the server has said that it takes more. ``memory``: what messages larger than that may take together
-    until they are answered; a call for which there is no room waits, by flow control. ``requests``: unanswered requests
-    of one ModelStreamInfer call. ``backlog``: of a call's answers that its client does not take, before a decoupled
-    model is held back. ``hello_s``: for the TLS handshake, and for the connection's preface; ``pause_s``: for a message
-    to go on.
+    until they are answered; a call for which there is no room waits, by flow control. Smaller ones that are half sent
+    may take as much again; then connections that have more than their even share of it are not read. ``requests``:
+    unanswered requests of one ModelStreamInfer call. ``backlog``: of a call's answers that its client does not take,
+    before a decoupled model is held back. ``hello_s``: for the TLS handshake, and for the connection's preface;
+    ``pause_s``: for a message to go on.
     """
 
     connections: int = MAX_CONNECTIONS

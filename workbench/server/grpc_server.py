@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from workbench.server.budget import Budget
+from workbench.server.budget import Budget, HalfSent
 from workbench.server.grpc_call import Call, Hold, Opener
-from workbench.server.grpc_connection import GrpcConnection, farewell
+from workbench.server.grpc_connection import GrpcConnection
 from workbench.server.grpc_message import UNIMPLEMENTED
 from workbench.server.grpc_options import GrpcOptions
 from workbench.server.guard import HostGuard
@@ -58,6 +58,7 @@ class GrpcServer(Listener[GrpcConnection]):
     ) -> None:
         self.options = options
         self.memory = MessageMemory(options.limits.memory)
+        self.halves = HalfSent(options.limits.memory)
         self._methods = methods
         self._guard = guard
         keep, limits = options.keep_alive, options.limits
@@ -68,7 +69,6 @@ class GrpcServer(Listener[GrpcConnection]):
             max(0.02, min(1.0, *(span / 4 for span in spans))),
             service="GRPCInferenceService",
             max_connections=limits.connections,
-            farewell=farewell(b"too many connections: try again when others have been closed"),
         )
 
     async def listen(self, address: str, port: int, *, reuse_port: bool = False) -> None:

@@ -70,7 +70,8 @@ class Listener(Generic[C]):
         service: what the log calls it.
         max_connections: how many it has at a time (see ``connection_limit``). A further one is told ``farewell`` and
             closed, and so is its caller's next try until one of the others has gone; the log says so, once in a while.
-        farewell: the bytes for a connection beyond the limit.
+        farewell: the bytes for a connection beyond the limit; none where clients of the protocol would try again at
+            once after a word, but wait after silence (gRPC).
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class Listener(Generic[C]):
 
 
 class _TurnedAway(asyncio.Protocol):
-    """A connection beyond the limit: it is told so and closed.
+    """A connection beyond the limit: it is told so, where there is a word for it, and closed.
 
     What its client has sent already is read and thrown away for a moment, where not too many wait so: a close with
     unread bytes would be a reset, and lose the client what it is told.
@@ -199,7 +200,7 @@ class _TurnedAway(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         made = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
         listener = self._listener
-        if not listener.farewell or len(listener.lingering) >= _LINGERING or not made.can_write_eof():
+        if len(listener.lingering) >= _LINGERING or not made.can_write_eof():
             made.write(listener.farewell)
             made.close()
             return

@@ -241,7 +241,12 @@ def _server_options(args: argparse.Namespace, name: str) -> ServerOptions:
         http_restricted=parse_restrictions(args.http_restricted_api, "http-restricted-api", "api"),
         http_header_forward_pattern=args.http_header_forward_pattern,
         max_input_size=args.http_max_input_size,
-        limits=HttpLimits(head_s=args.http_head_timeout_secs, pause_s=args.http_body_timeout_secs),
+        limits=HttpLimits(
+            head_s=args.http_head_timeout_secs,
+            pause_s=args.http_body_timeout_secs,
+            connections=args.http_max_connections,
+            memory=args.http_body_memory,
+        ),
         exit_timeout_s=args.exit_timeout_secs,
         detached=args.detached,
         runtime_file=True,
