@@ -212,6 +212,11 @@ def table() -> Iterator[tuple[str, Row]]:
         ("/v2/trace/setting", {"trace_count": "-2"}), ("/v2/trace/setting", {"trace_level": "OFF"}),
         ("/v2/trace/setting", {"trace_level": ["OFF", "TENSORS"]}), ("/v2/trace/setting", {"trace_level": ["X"]}),
         ("/v2/trace/setting", {"trace_rate": "99999999999"}), ("/v2/trace/setting", b""),
+        ("/v2/trace/setting", {"trace_level": ["TIMESTAMPS"], "trace_rate": "5"}),
+        ("/v2/trace/setting", {"trace_level": ["TENSORS"], "trace_rate": "0"}), ("/v2/trace/setting", {}),
+        ("/v2/models/echo/trace/setting", {"trace_level": ["TIMESTAMPS", "TENSORS"]}),
+        ("/v2/models/echo/trace/setting", {"trace_level": ["OFF"]}),
+        ("/v2/models/echo/trace/setting", {"trace_level": None, "trace_rate": None}),
     ):  # fmt: skip
         yield post(f"POST {path} {body}", path, body)
     for body in (

@@ -28,7 +28,6 @@ DIFFERENT = {
     "infer shape [1, -2] BYTES": "2.51 counts the strings of a negative shape one by one",
     "ServerMetadata": "another release",
     "CudaSharedMemoryRegister": "the 2.51 binary is built for GPUs, though there is none",
-    "TraceSetting model level": "2.51 wants a trace file before it traces",
 }
 """Rows that differ, and why."""
 
@@ -212,7 +211,13 @@ def others() -> Iterator[tuple[str, str, Any]]:
     ):  # fmt: skip
         for model in ("", "zz", "rows_FP32"):
             yield f"{model} {given}", "TraceSetting", trace(model, given)
-    yield "model level", "TraceSetting", trace("rows_FP32", {"trace_level": ["TIMESTAMPS"]})
+    for model in ("", "rows_FP32"):
+        for level in (["TIMESTAMPS"], ["TENSORS"], ["TIMESTAMPS", "TENSORS"], ["OFF"], []):
+            yield f"{model} level {level}", "TraceSetting", trace(model, {"trace_level": level, "trace_rate": ["6"]})
+            yield f"{model} after", "TraceSetting", trace(model, {})
+        yield f"{model} 0", "TraceSetting", trace(model, {"trace_level": ["TIMESTAMPS"], "trace_rate": ["0"]})
+        yield f"{model} rate 0", "TraceSetting", trace(model, {"trace_rate": ["0"]})
+        yield f"{model} no rate", "TraceSetting", trace(model, {"trace_rate": []})
     for key, kind, value in (
         ("log_file", "string_param", "x"), ("log_info", "string_param", "x"), ("log_warning", "uint32_param", 1),
         ("log_info", "bool_param", False), ("log_info", "bool_param", True), ("log_verbose_level", "bool_param", True),

@@ -412,12 +412,15 @@ def test_logging_settings(server: RunningServer, http: Http) -> None:
     http(server, "POST", "/v2/logging", before | {"log_file": None})
 
 
+INVALID_TRACE = "Attempting to set invalid trace setting :"
+
+
 def test_trace_settings(server: RunningServer, http: Http) -> None:
     before = http(server, "GET", "/v2/trace/setting").json
     assert before["trace_level"] == ["OFF"]
     assert before["trace_rate"] == "1000"
-    changed = http(server, "POST", "/v2/models/echo/trace/setting", {"trace_rate": "5", "trace_level": ["TIMESTAMPS"]})
-    assert changed.json == before | {"trace_rate": "5", "trace_level": ["TIMESTAMPS"]}
+    changed = http(server, "POST", "/v2/models/echo/trace/setting", {"trace_rate": "5", "trace_level": ["OFF"]})
+    assert changed.json == before | {"trace_rate": "5"}
     assert http(server, "GET", "/v2/trace/setting").json == before
     cleared = http(server, "POST", "/v2/models/echo/trace/setting", {"trace_rate": None, "trace_level": None})
     assert cleared.json == before
@@ -427,9 +430,12 @@ def test_trace_settings(server: RunningServer, http: Http) -> None:
         ({"trace_count": "-2"}, 400, "Unable to parse 'trace_count'. Expecting value >= -1, got:-2"),
         ({"trace_level": ["OFF", "TENSORS"]}, 400, "Expect only one trace level 'OFF' is specified"),
         ({"log_frequency": 3}, 500, "attempt to access JSON non-string as string"),
+        ({"trace_level": ["TENSORS"], "trace_rate": "5"}, 400, f"{INVALID_TRACE}trace file name is not given"),
+        ({"trace_level": ["TENSORS"], "trace_rate": "0"}, 400, f"{INVALID_TRACE}sample rate must be non-zero"),
     ]:
         answer = http(server, "POST", "/v2/trace/setting", body)
         assert (answer.status, answer.json["error"]) == (status, text)
+    assert http(server, "GET", "/v2/trace/setting").json == before
 
 
 def test_a_web_page_cannot_drive_the_server(server: RunningServer, http: Http) -> None:

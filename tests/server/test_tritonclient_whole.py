@@ -72,7 +72,7 @@ async def use(call: Watched) -> None:
     await call("load_model", "halves", headers=own)
     assert await call("is_model_ready", "halves") is True
 
-    for changed in ({"trace_rate": "7", "trace_level": ["TIMESTAMPS"]}, {"trace_rate": None, "trace_level": None}):
+    for changed in ({"trace_rate": "7", "trace_level": ["OFF"]}, {"trace_rate": None, "trace_level": None}):
         await call("update_trace_settings", "echo", changed)
     assert (await call("get_trace_settings", "echo"))["trace_level"] == ["OFF"]
     before = await call("get_log_settings")

@@ -112,12 +112,28 @@ class TraceSettings:
         ):
             if key in request:
                 new[key] = _number(key, request[key], low, high)
-        target = self._models.setdefault(model, {}) if model else self._global
+        target = dict(self._models.get(model, {}) if model else self._global)
         for key, value in new.items():
             if value is None:
                 target.pop(key, None)
             else:
                 target[key] = value
+        _check({**self._defaults, **(self._global if model else {}), **target})
+        if model:
+            self._models[model] = target
+        else:
+            self._global = target
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """What traces needs a rate and a file, and no client can name a file (tracer.cc)."""
+    if settings["trace_level"] == ["OFF"]:
+        return
+    reason = "sample rate must be non-zero" if int(settings["trace_rate"]) == 0 else ""
+    if not reason and not settings["trace_file"]:
+        reason = "trace file name is not given"
+    if reason:
+        raise InvalidRequest(f"Attempting to set invalid trace setting :{reason}")
 
 
 def _levels(value: Any) -> list[str] | None:
