@@ -103,18 +103,29 @@ def _unlisted(reporter: pytest.TerminalReporter) -> list[str]:
     return found
 
 
+def _tell(exit_status: int | None, failed: dict[str, str], unlisted_skips: list[str]) -> None:
+    """Writes what a run found to a file of its own in the folder that WORKBENCH_TEST_REPORTS names, if any."""
+    if folder := os.environ.get("WORKBENCH_TEST_REPORTS"):
+        found = {"exit_status": exit_status, "failed": failed, "unlisted_skips": unlisted_skips}
+        (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(found))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A run that does not come to its end leaves a report without an exit status."""
+    if not hasattr(session.config, "workerinput"):
+        _tell(None, {}, [])
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skip that is on no list fails the run; what failed is written to a file that WORKBENCH_TEST_REPORT names."""
+    """A skip that is on no list fails the run; what failed is reported to CI."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None:  # a process of pytest-xdist's: the one that has started it reports
+    if reporter is None or hasattr(session.config, "workerinput"):  # pytest-xdist's: who has started it reports
         return
     unlisted = _unlisted(reporter)
     if session.exitstatus == 0 and unlisted:
         session.exitstatus = 1
-    if path := os.environ.get("WORKBENCH_TEST_REPORT"):
-        failed: dict[str, str] = {}
-        for report in [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]:
-            failed.setdefault(report.nodeid, report.longreprtext)
-        found = {"exit_status": int(session.exitstatus), "failed": failed, "unlisted_skips": unlisted}
-        Path(path).write_text(json.dumps(found))
+    failed: dict[str, str] = {}
+    for report in [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]:
+        failed.setdefault(report.nodeid, report.longreprtext)
+    _tell(int(session.exitstatus), failed, unlisted)
