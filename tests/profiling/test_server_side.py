@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from workbench.profiling.server_side import counters, difference
+from workbench.profiling.server_side import Counters, counters, difference, of_steps
 
 
 def statistics(success: int, queue_ns: int, infer_ns: int, executions: int, hits: int = 0) -> dict[str, object]:
@@ -56,3 +56,43 @@ def test_nothing_in_between_is_nan_and_going_backwards_is_a_reset() -> None:
     assert math.isnan(side.overhead_ms)
     assert difference(now, counters(statistics(10, 1, 1, 5), "m")).reset
     assert difference(now, counters({"model_stats": []}, "m")).reset
+
+
+def stretch(request_ms: float, times: dict[str, float], count: int = 10, hits: int = 0, miss_ms: float = 0) -> Counters:
+    """Counters of requests of which some were found in the cache; the times are means."""
+    executed = count - hits
+    parts = {"success": (count, request_ms), "queue": (executed, times["queue"])}
+    parts |= {name: (executed, times[name]) for name in ("compute_input", "compute_infer", "compute_output")}
+    parts |= {"cache_hit": (hits, 0.5), "cache_miss": (executed if miss_ms else 0, miss_ms)}
+    inside = {name: {"count": n, "ns": int(n * ms * 1e6)} for name, (n, ms) in parts.items()}
+    entry = {"name": "m", "inference_count": executed, "execution_count": executed, "inference_stats": inside}
+    return counters({"model_stats": [entry]}, "m")
+
+
+TIMES = {"queue": 2.0, "compute_input": 1.0, "compute_infer": 5.0, "compute_output": 1.0}
+NOTHING = counters({"model_stats": []}, "m")
+
+
+def test_overhead_with_a_cache_is_what_neither_queue_nor_cache_nor_compute_took() -> None:
+    # Of ten requests four were found (0.5 ms each), six were not (1 ms to look and insert, 7 ms to compute).
+    side = difference(NOTHING, stretch(10.0, TIMES, hits=4, miss_ms=1.0))
+    assert (side.cache_hits, side.cache_misses) == (4, 6)
+    assert (side.cache_hit_ms, side.cache_miss_ms) == (0.5, 1.0)
+    assert side.spent_ms == (4 * 0.5 + 6 * 8.0) / 10
+    assert side.overhead_ms == 10.0 - 2.0 - side.spent_ms
+    only = difference(NOTHING, stretch(0.75, TIMES, hits=10))
+    assert only.overhead_ms != only.overhead_ms  # nothing was queued: perf_analyzer has no average of it either
+    assert only.spent_ms == 0.5
+
+
+def test_an_ensemble_has_the_times_of_its_steps() -> None:
+    whole = difference(NOTHING, stretch(30.0, dict.fromkeys(TIMES, 0.0)))
+    step = difference(NOTHING, stretch(10.0, TIMES))
+    side = of_steps(whole, [step, step])
+    assert side.success == 10
+    assert (side.request_ms, side.queue_ms, side.compute_infer_ms) == (30.0, 4.0, 10.0)
+    assert side.overhead_ms == 30.0 - 2 * 9.0
+    idle = difference(NOTHING, NOTHING)
+    assert of_steps(whole, [step, idle]).queue_ms == 2.0
+    assert of_steps(whole, [step, difference(stretch(10.0, TIMES), NOTHING)]).reset
+    assert of_steps(step, []) == step

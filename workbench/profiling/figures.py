@@ -66,8 +66,11 @@ def server_fields(side: ServerSide | None) -> dict[str, Any]:
     """The server's split and batch sizes; nothing where it counts nothing, or was reset."""
     if side is None or side.reset:
         return {}
-    names = ("mean_batch", "request_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
-    fields: dict[str, Any] = {name: getattr(side, name) for name in (*names, "overhead_ms")}
+    names = (
+        "mean_batch", "request_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms",
+        "overhead_ms", "cache_hits", "cache_misses", "cache_hit_ms", "cache_miss_ms",
+    )  # fmt: skip
+    fields: dict[str, Any] = {name: getattr(side, name) for name in names}
     return fields | {"batch_rows": side.batch_rows, "batch_compute_ms": side.batch_compute_ms}
 
 

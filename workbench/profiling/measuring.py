@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs, Prepared, encode, prepare
 from workbench.profiling.samples import Samples
-from workbench.profiling.server_side import Counters, counters, difference
+from workbench.profiling.server_side import Counters, ServerSide, counters, difference, of_steps
 from workbench.profiling.stream_side import stream_side
 from workbench.profiling.target import InKernelTarget, Target, pid_of, try_statistics
 from workbench.profiling.verdict import Evidence, MeasureOptions, judge
@@ -33,7 +33,8 @@ _IDLE_S = 15.0
 class _Edges:
     """Readings at the two edges of the window."""
 
-    statistics: list[Counters] = field(default_factory=list)
+    statistics: list[dict[str, Counters]] = field(default_factory=list)
+    """By model: the one that is measured, then those that it is made of."""
     cpu: list[CpuReading] = field(default_factory=list)
 
 
@@ -104,11 +105,12 @@ class Measurer:
         notes = [*prepared.notes, *([complaint] if complaint else [])]
         self._skip_records()
         edges = _Edges()
-        samples = self._load(load, prepared, edges, with_statistics=before is not None)
+        models = [model, *composing(target, config)] if before is not None else []
+        samples = self._load(load, prepared, edges, models)
         after = self._settled(before, samples)
         records = self._records(samples, notes)
         whole = difference(before, after) if before is not None and after is not None else None
-        window = difference(*edges.statistics) if len(edges.statistics) == 2 else None
+        window = _split(edges.statistics) if len(edges.statistics) == 2 else None
         client = client_side(samples, load, prepared.rows, self._options.stability)
         environment, cpu = self._surroundings(), cpu_fields(edges.cpu, samples)
         evidence = Evidence(load, samples, client, window, whole, cpu, int(environment.get("cpus") or 0))
@@ -153,14 +155,14 @@ class Measurer:
 
     # -- the load -----------------------------------------------------------------------------------------------------
 
-    def _load(self, load: Load, prepared: Prepared, edges: _Edges, *, with_statistics: bool) -> Samples:
+    def _load(self, load: Load, prepared: Prepared, edges: _Edges, models: Sequence[str]) -> Samples:
         pid = pid_of(self.target)
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] in ("window", "window_end"):
                 edges.cpu.append(read_cpu(pid, self._options.clock))
-                if with_statistics:
-                    edges.statistics.append(counters(self.target.statistics(self.model), self.model))
+                if models:
+                    edges.statistics.append({name: counters(self.target.statistics(name), name) for name in models})
             if self._on_event is not None:
                 self._on_event(event)
 
@@ -256,6 +258,22 @@ def measure(
     """
     with Measurer(target, model, inputs=inputs, stop=stop, on_event=on_event, options=options) as measurer:
         return measurer.measure(load)
+
+
+def composing(target: Target, config: Mapping[str, Any]) -> list[str]:
+    """The models that do an ensemble's work, each once; of ensembles within it theirs. None for another model."""
+    found: dict[str, None] = {}
+    for step in (config.get("ensemble_scheduling") or {}).get("step", ()):
+        name = str(step["model_name"])
+        inner = composing(target, target.model_config(name))
+        found |= dict.fromkeys(inner or [name])
+    return list(found)
+
+
+def _split(edges: Sequence[Mapping[str, Counters]]) -> ServerSide:
+    """The server's side between the edges of a window."""
+    whole, *steps = (difference(edges[0][name], edges[1][name]) for name in edges[0])
+    return of_steps(whole, steps)
 
 
 def failed_point(model: str, load: Load, settings: Mapping[str, Any], error: str) -> Point:

@@ -22,7 +22,8 @@ class Point:
     Latencies are milliseconds: ``p50_ms`` and so on from the *scheduled* time (late sends, stalls show),
     ``sent_p50_ms`` from the send. ``throughput`` is inferences (rows) per second that ended in the window. ``_low`` and
     ``_high`` are the ends of 95 % intervals, nan where there are too few requests for one. The queue and compute times
-    are means of the server's statistics over the window, as perf_analyzer defines them.
+    are means of the server's statistics over the window, as perf_analyzer defines them (of an ensemble: the sums of its
+    steps' means).
 
     ``valid`` False means that the figures must not be believed; ``stable`` False that they had not settled (or that the
     server could not keep up); ``reasons`` says why, ``notes`` what else to know. ``error`` is set for a point that
@@ -107,6 +108,11 @@ class Point:
     compute_infer_ms: float = math.nan
     compute_output_ms: float = math.nan
     overhead_ms: float = math.nan
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_hit_ms: float = math.nan
+    """Mean of looking up and copying an answer out of the response cache."""
+    cache_miss_ms: float = math.nan
     batch_rows: Mapping[int, int] = field(default_factory=dict)
     """Executions by rows, from the statistics."""
     batch_compute_ms: Mapping[int, float] = field(default_factory=dict)
@@ -218,6 +224,11 @@ class Point:
             f"  server ms   queue {self.queue_ms:.2f}  input {self.compute_input_ms:.2f}  infer "
             f"{self.compute_infer_ms:.2f}  output {self.compute_output_ms:.2f}  mean batch {self.mean_batch:.2f}",
         ]
+        if self.cache_hits or self.cache_misses:
+            lines.append(
+                f"  cache       {self.cache_hits} hits of {self.cache_hit_ms:.3f} ms, {self.cache_misses} misses of "
+                f"{self.cache_miss_ms:.3f} ms and their compute"
+            )
         if self.load.streaming:
             lines[3:3] = self._stream_lines()
         lines += [f"  why: {reason}" for reason in self.reasons]
