@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from workbench.profiling import Point as Point
     from workbench.profiling import SweepJob as SweepJob
     from workbench.profiling import SweepResult as SweepResult
+    from workbench.profiling.perf_analyzer import read_perf_analyzer as read_perf_analyzer
     from workbench.session.kernel import Engine as Engine
     from workbench.session.opening import attach as attach
     from workbench.session.opening import connect as connect
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
     from workbench.session.results import ModelTable as ModelTable
     from workbench.session.results import Result as Result
     from workbench.session.results import Statistics as Statistics
+    from workbench.session.timeline import Timeline as Timeline
+    from workbench.session.timeline import Waterfall as Waterfall
     from workbench.session.verbs import export as export
     from workbench.session.verbs import panel as panel
     from workbench.session.verbs import profile as profile
     from workbench.session.verbs import runs as runs
     from workbench.session.verbs import sweep as sweep
+    from workbench.tuning.model_analyzer import read_model_analyzer as read_model_analyzer
 
 # name -> module that defines it; what is public, and nothing else is.
 _PUBLIC: dict[str, str] = {
@@ -53,6 +57,8 @@ _PUBLIC: dict[str, str] = {
     "Statistics": "workbench.session.results",
     "SweepJob": "workbench.profiling",
     "SweepResult": "workbench.profiling",
+    "Timeline": "workbench.session.timeline",
+    "Waterfall": "workbench.session.timeline",
     "WorkbenchError": "workbench.errors",
     "attach": "workbench.session.opening",
     "connect": "workbench.session.opening",
@@ -61,6 +67,8 @@ _PUBLIC: dict[str, str] = {
     "package": "workbench.package",
     "panel": "workbench.session.verbs",
     "profile": "workbench.session.verbs",
+    "read_model_analyzer": "workbench.tuning.model_analyzer",
+    "read_perf_analyzer": "workbench.profiling.perf_analyzer",
     "runs": "workbench.session.verbs",
     "serve": "workbench.session.opening",
     "sweep": "workbench.session.verbs",

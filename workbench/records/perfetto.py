@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 
 from workbench.errors import InvalidRequest
+from workbench.records.columns import Columns
 from workbench.records.timeline import TimelineData
 from workbench.records.waiting import queue_depth, short_number
 from workbench.records.waterfall import phases_of
@@ -35,7 +36,7 @@ def write_perfetto(data: TimelineData, path: str | Path) -> Path:
         InvalidRequest: it cannot be written there.
     """
     path = Path(path)
-    text = orjson.dumps(trace_of(data), option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(trace_of(data))
     try:
         path.write_bytes(gzip.compress(text, 6) if path.suffix == ".gz" else text)
     except OSError as error:
@@ -50,7 +51,7 @@ def trace_of(data: TimelineData) -> dict[str, Any]:
 
 
 def _us(ns: int) -> float:
-    return int(ns) / 1000
+    return ns / 1000
 
 
 class _Trace:
@@ -63,7 +64,10 @@ class _Trace:
         for model, instance in data.instances:
             of_model = sum(1 for other, _ in self._threads if other == model)
             self._threads[model, instance] = 1 + of_model
-        self._lanes = _lanes(data)
+        self._lanes: list[int] = _lanes(data)
+        self._batch_of: list[int] = data.waits.batch.tolist()
+        # plain numbers: one by one, those of numpy are slow
+        self._kept, self._asked = _rows(data.batches), _rows(data.requests)
         self.events: list[Event] = [*self._names(), *self._batches(), *self._requests(), *self._depths()]
 
     def _names(self) -> Iterator[Event]:
@@ -73,69 +77,60 @@ class _Trace:
             yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
         threads = {(self._pids[model], tid): f"instance {name}" for (model, name), tid in self._threads.items()}
         models = self._data.requests["model"].tolist()
-        for model, lane in sorted(set(zip(models, self._lanes.tolist(), strict=True))):
+        for model, lane in sorted(set(zip(models, self._lanes, strict=True))):
             threads[self._pids[model], FIRST_LANE + lane] = f"requests {lane + 1}"
         for (pid, tid), name in threads.items():
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
 
     def _batches(self) -> Iterator[Event]:
-        data = self._data
-        stamps: dict[int, int] = {}  # of each batch one of its requests
-        for request, batch in enumerate(data.waits.batch.tolist()):
-            if batch >= 0:
-                stamps.setdefault(batch, request)
-        for row in range(len(data.batches["batch_seq"])):
-            kept = {name: values[row] for name, values in data.batches.items()}
-            begin, end = int(kept["acquired"]), int(kept["done"])
-            where = {"pid": self._pids[kept["model"]], "tid": self._threads[kept["model"], kept["instance"]]}
-            told = {name: int(kept[name]) for name in ("batch_seq", "rows", "requests", "epoch")}
+        first: dict[int, int] = {}  # of each batch one of its requests
+        for request, batch in enumerate(self._batch_of):
+            first.setdefault(batch, request)
+        for row, kept in enumerate(self._kept):
+            begin, end, where = kept["acquired"], kept["done"], self._of_batch(row)
+            told = {name: kept[name] for name in ("batch_seq", "rows", "requests", "epoch", "reason")}
             name = f"batch {short_number(kept['batch_seq'])}: {kept['rows']} rows, {kept['reason']}"
-            yield _slice(name, "batch", begin, end, where, {**told, "reason": kept["reason"]})
-            if row in stamps:
-                record = {name: values[stamps[row]] for name, values in data.requests.items()}
-                for name, start, stop in phases_of(record):
+            yield _slice(name, "batch", begin, end, where, told)
+            if row in first:
+                for name, start, stop in phases_of(self._asked[first[row]]):
                     if name.startswith("compute") and begin <= start and stop <= end:
                         yield _slice(name.removeprefix("compute "), "phase", start, stop, where, {})
 
     def _requests(self) -> Iterator[Event]:
-        data = self._data
-        rows = {int(seq): row for row, seq in enumerate(data.requests["seq"].tolist())}
-        for row in range(len(data.requests["seq"])):
-            record = {name: values[row] for name, values in data.requests.items()}
-            begin, end = int(record["arrival"]), int(record["end"])
-            where = self._place(row)
-            told: Event = {name: int(record[name]) for name in ("seq", "rows", "priority", "epoch", "version")}
+        rows = {record["seq"]: row for row, record in enumerate(self._asked)}
+        for row, record in enumerate(self._asked):
+            begin, where = record["arrival"], self._place(row)
+            told = {name: record[name] for name in ("seq", "rows", "priority", "epoch", "version")}
             told |= {name: record[name] for name in ("request_id", "client", "status", "error") if record[name]}
-            yield _slice(f"request {record['seq']}", "request", begin, end, where, told)
+            yield _slice(f"request {record['seq']}", "request", begin, record["end"], where, told)
             for name, start, stop in phases_of(record):
                 yield _slice(name, "phase", start, stop, where, {})
-            batch = int(data.waits.batch[row])
+            batch = self._batch_of[row]
             if batch >= 0:
-                at = int(data.batches["acquired"][batch])
+                at = self._kept[batch]["acquired"]
                 yield from self._arrow("in batch", (where, max(begin, at - 1)), (self._of_batch(batch), at))
-            parent = rows.get(int(record["parent_seq"]))
+            parent = rows.get(record["parent_seq"])
             if parent is not None:
                 source = self._maker(parent, begin)
                 if source[1] <= begin:  # what began later did not ask for it
                     yield from self._arrow("asks for", source, (where, begin))
 
     def _place(self, row: int) -> Event:
-        lane = int(self._lanes[row])
-        return {"pid": self._pids[self._data.requests["model"][row]], "tid": FIRST_LANE + lane}
+        return {"pid": self._pids[self._asked[row]["model"]], "tid": FIRST_LANE + self._lanes[row]}
 
     def _of_batch(self, batch: int) -> Event:
-        model, instance = self._data.batches["model"][batch], self._data.batches["instance"][batch]
-        return {"pid": self._pids[model], "tid": self._threads[model, instance]}
+        kept = self._kept[batch]
+        return {"pid": self._pids[kept["model"]], "tid": self._threads[kept["model"], kept["instance"]]}
 
     def _maker(self, parent: int, when: int) -> tuple[Event, int]:
         """What a request was made by: the batch of its parent, or the parent itself (an ensemble)."""
-        batch = int(self._data.waits.batch[parent])
+        batch = self._batch_of[parent]
         if batch >= 0:
-            kept = self._data.batches
-            return self._of_batch(batch), _between(when, int(kept["acquired"][batch]), int(kept["done"][batch]))
-        requests = self._data.requests
-        return self._place(parent), _between(when, int(requests["arrival"][parent]), int(requests["end"][parent]))
+            kept = self._kept[batch]
+            return self._of_batch(batch), _between(when, kept["acquired"], kept["done"])
+        record = self._asked[parent]
+        return self._place(parent), _between(when, record["arrival"], record["end"])
 
     def _arrow(self, name: str, source: tuple[Event, int], target: tuple[Event, int]) -> Iterator[Event]:
         number = next(self._flows)
@@ -162,17 +157,22 @@ def _between(value: int, low: int, high: int) -> int:
     return max(low, min(value, high - 1))
 
 
-def _lanes(data: TimelineData) -> Any:
+def _rows(table: Columns) -> list[dict[str, Any]]:
+    columns = (values.tolist() for values in table.values())
+    return [dict(zip(table, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _lanes(data: TimelineData) -> list[int]:
     """A lane for each request: requests of a model that overlap in time are in different ones (slices must nest)."""
-    lanes = np.zeros(len(data.requests["seq"]), np.int64)
+    arrival, end = data.requests["arrival"].tolist(), data.requests["end"].tolist()
+    models = data.requests["model"].tolist()
+    lanes = [0] * len(arrival)
     free: dict[str, list[int]] = {}
     busy: dict[str, list[tuple[int, int]]] = {}
-    arrival, end = data.requests["arrival"], data.requests["end"]
-    for row in np.argsort(arrival, kind="stable"):
-        model = data.requests["model"][row]
-        open_lanes, unused = busy.setdefault(model, []), free.setdefault(model, [])
+    for row in np.argsort(data.requests["arrival"], kind="stable").tolist():
+        open_lanes, unused = busy.setdefault(models[row], []), free.setdefault(models[row], [])
         while open_lanes and open_lanes[0][0] <= arrival[row]:
             heapq.heappush(unused, heapq.heappop(open_lanes)[1])
         lanes[row] = heapq.heappop(unused) if unused else len(open_lanes)
-        heapq.heappush(open_lanes, (int(end[row]), int(lanes[row])))
+        heapq.heappush(open_lanes, (end[row], lanes[row]))
     return lanes

@@ -57,7 +57,9 @@ class TimelineData:
 
         requests, batches, waits = self.requests, self.batches, self.waits
         has, batch = waits.batch >= 0, np.maximum(waits.batch, 0)
-        behind = [self._last_before(row) for row in range(len(batch))]
+        behind = np.full(len(batch), -1, np.int64)
+        some = waits.before > waits.first_before
+        behind[some] = batches["batch_seq"][waits.order[waits.before[some] - 1]]
 
         def of_batch(name: str, without: int | str) -> Any:
             known = batches[name]
@@ -71,13 +73,9 @@ class TimelineData:
         columns["total_ms"] = (requests["end"] - requests["arrival"]) / 1e6
         columns |= {"batch_seq": requests["batch_seq"], "batch_rows": of_batch("rows", 0)}
         columns |= {"batch_requests": of_batch("requests", 0), "reason": of_batch("reason", "")}
-        columns |= {"behind": np.array(behind, np.int64), "ahead": waits.ahead}
+        columns |= {"behind": behind, "ahead": waits.ahead}
         columns |= {name: requests[name] for name in ("parent_seq", "status", "error")}
         return pd.DataFrame(columns)
-
-    def _last_before(self, row: int) -> int:
-        before = self.waits.batches_before(row)
-        return int(self.batches["batch_seq"][before[-1]]) if before else -1
 
 
 def timeline_of(
@@ -128,8 +126,8 @@ def _part(requests: Columns, batches: Columns, waits: Waits, shown: Mask, ran: M
     """Some rows of both tables. Batches that a shown request was in or waited for stay, too."""
     keep = ran.copy()
     keep[waits.batch[shown & (waits.batch >= 0)]] = True
-    for row in np.flatnonzero(shown & (waits.before > waits.first_before)):
-        keep[waits.order[waits.before[row] - 1]] = True
+    some = shown & (waits.before > waits.first_before)
+    keep[waits.order[waits.before[some] - 1]] = True
     number = np.cumsum(keep) - 1
     batch = waits.batch[shown]
     batch = np.where(batch >= 0, number[np.maximum(batch, 0)] if len(number) else -1, -1)
