@@ -63,14 +63,15 @@ class ServerChannel:
             new = slab.fd >= 0
             pieces = wire.encode(kind, head, fds=int(new), slab=(slab.id, packer.size))
             slab = slab if new else None
-        self._traffic.to_processes += sum(map(len, pieces))
+        total = sum(map(len, pieces))
+        self._traffic.to_processes += total
         if self._pending:
             self._pending.append((b"".join(pieces), slab))
             return
         sent = self._try_send(pieces, slab)
         if sent is None:
             self._pending.append((b"".join(pieces), slab))
-        elif sent < (total := sum(map(len, pieces))):
+        elif sent < total:
             self._pending.append((memoryview(b"".join(pieces))[sent:total], None))
         if self._pending:
             self._loop.add_writer(self._fd, self._writable)

@@ -58,7 +58,7 @@ def pack_requests(requests: Sequence[InferenceRequest]) -> tuple[tuple[Any, ...]
     fields: Any = tuple([request_fields(request) for request in requests])
     if not any(fields):
         fields = None
-    columns = columns_of(requests)
+    columns = _columns_of_form(requests) or columns_of(requests)
     if columns is not None:
         kinds, packer = wire.pack_columns(columns)
         return (len(requests), fields, None, kinds), packer
@@ -66,6 +66,17 @@ def pack_requests(requests: Sequence[InferenceRequest]) -> tuple[tuple[Any, ...]
     add = packer.add
     numbers = tuple([tuple([add(t.name, t.datatype, t.data) for t in request.inputs]) for request in requests])
     return (len(requests), fields, numbers, packer.kinds), packer
+
+
+def _columns_of_form(requests: Sequence[InferenceRequest]) -> list[Any] | None:
+    """The inputs of a batch whose requests are of one form: what ``columns_of`` gives, without a look at each."""
+    form = requests[0].form
+    if form is None or form.size > wire.COPY_LIMIT:
+        return None
+    for request in requests:
+        if request.form is not form:
+            return None
+    return [(*kind, [request.inputs[at].data for request in requests]) for at, kind in enumerate(form.kinds)]
 
 
 def columns_of(requests: Sequence[InferenceRequest]) -> list[Any] | None:

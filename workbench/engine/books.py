@@ -74,7 +74,8 @@ def finish_response(model: ModelVersion, ticket: Ticket, response: InferenceResp
         ticket.failed = ticket.failed or response
         return
     if request.outputs and response.outputs:
-        wanted = {output.name for output in request.outputs}
+        form = request.form
+        wanted = {output.name for output in request.outputs} if form is None else form.names
         response.outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
     if model.reshape_outputs:
         response.outputs = [model.reshape_outputs.apply(tensor) for tensor in response.outputs]

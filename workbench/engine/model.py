@@ -214,7 +214,7 @@ class ModelVersion:
         """A request that has been checked, as it goes through the engine. Thread-safe."""
         rows, shape_key, input_set, inputs = checked
         if inputs is not request.inputs:
-            request = dataclasses.replace(request, inputs=inputs)
+            request = dataclasses.replace(request, inputs=inputs, form=None)
         return self.ticket_class(self, request, on_response, self.core.next_seq(), rows, now, shape_key, input_set)
 
     def _keep_in_order(self, ticket: Ticket) -> None:

@@ -96,9 +96,16 @@ class RequestValidator:
         Raises:
             InvalidRequest: with Triton's text.
         """
+        form = request.form
+        if form is not None and form.checked_by is self:
+            return Checked(form.rows, form.shape_key, form.input_set, request.inputs)
         if request.outputs:
             self._check_outputs(request)
-        return self._check_plain(request.inputs) or self._check_inputs(request)
+        checked = self._check_plain(request.inputs) or self._check_inputs(request)
+        if form is not None and checked.inputs is request.inputs:  # nothing was looked at but what the form says
+            form.rows, form.shape_key, form.input_set = checked[:3]
+            form.checked_by = self
+        return checked
 
     def _check_plain(self, inputs: list[Tensor]) -> Checked | None:
         """Accepts what most requests are: all inputs in the configuration's order, and nothing out of the ordinary."""

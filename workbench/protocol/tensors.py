@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.protocol import datatypes
+
+if TYPE_CHECKING:
+    from workbench.protocol.forms import Form
 
 Parameter = str | int | float | bool
 """What a request or response parameter may hold."""
@@ -82,7 +85,7 @@ class InferenceRequest:
 
     ``model_version`` -1 means the latest ready one. No ``outputs`` means all of them. ``timeout`` is in microseconds
     (Triton's request parameter), 0 is none. ``parent_seq`` is the record of the request that made this one (ensemble,
-    BLS), or -1.
+    BLS), or -1. ``form`` is what all requests like this one have in common, None where that is not known.
     """
 
     model_name: str
@@ -98,6 +101,7 @@ class InferenceRequest:
     sequence_end: bool = False
     client: str = ""
     parent_seq: int = -1
+    form: Form | None = None
 
 
 @dataclass(slots=True)

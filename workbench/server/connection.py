@@ -31,6 +31,7 @@ _LONG_HEAD = f"request head exceeds {MAX_HEAD_BYTES} bytes"
 _MANY_CHUNKS = (
     f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
 )
+_UNUSUAL = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 _KEEP = b"\r\nConnection: keep-alive\r\n\r\n"
 
 _REASONS = {
@@ -55,6 +56,19 @@ _HEADS = {
 _EMPTY_HEADS = {
     status: f"HTTP/1.1 {status} {reason}\r\nContent-Length: ".encode() for status, reason in _REASONS.items()
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The last request's head as it came, what was read in it, and how many bytes of body it announces.
+
+    A client that keeps its connection sends the same head again and again: the same bytes need not be parsed anew.
+    """
+
+    head: bytes
+    exchange: Exchange
+    size: int
+    whole: int  # bytes, with the body
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,9 @@ class HttpConnection(asyncio.Protocol):
         self._written = 0  # of answers
         self._taken = 0  # of that by the client, when it last made progress
         self._received = 0  # since the last whole request
+        self._first = b""  # the piece that the request began in
+        self._known: _Known | None = None
+        self._only_head = False  # the known head has come, its body has not
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
@@ -176,7 +193,17 @@ class HttpConnection(asyncio.Protocol):
         """Bytes from the client."""
         if self._deaf:
             return
+        known = self._known
+        if known is not None and self._comes_again(known, data):
+            return
+        if self._only_head:
+            self._only_head = False
+            self._received = 0
+            self._incoming = None
+            data = known.head + data  # type: ignore[union-attr]
         self._piece = size = len(data)
+        if not self._received:
+            self._first = data
         self._received += size
         if not self._head_done:
             self._head_bytes += size
@@ -195,6 +222,45 @@ class HttpConnection(asyncio.Protocol):
             framing = self._body_bytes - self._body.size
             if framing > MAX_HEAD_BYTES + MAX_FRAMING_BYTES * self._body.chunks:
                 self._refuse(431, f"chunk extensions and trailers exceed {MAX_HEAD_BYTES} bytes")
+
+    def _comes_again(self, known: _Known, data: bytes) -> bool:
+        """Takes a request whose head is the last one's, if it came whole, or its head and its body each whole."""
+        if self._only_head:
+            if len(data) != known.size:
+                return False
+            self._only_head = False
+            self._received += known.size
+            exchange = self._incoming
+            assert exchange is not None
+            exchange.body = data
+        elif self._received or not data.startswith(known.head):
+            return False
+        elif len(data) == known.whole:
+            exchange = known.exchange.again()
+            exchange.body = memoryview(data)[len(known.head) :]
+            self._received = known.whole
+        elif len(data) == len(known.head):
+            self._only_head = self._head_done = True
+            self._incoming = known.exchange.again()
+            self._received = known.whole - known.size
+            self._body_bytes = self._progress = 0
+            self._ages[0] = self._ages[1] = 0
+            return True
+        else:
+            return False
+        self._incoming = None
+        self._take(exchange)
+        return True
+
+    def _remember(self, exchange: Exchange) -> None:
+        """Keeps the head of a plain request, to know it when it comes again."""
+        size = len(exchange.body)
+        end = self._received - size
+        if not 0 < size < _JOIN_BELOW or exchange.old or not exchange.keep_alive or exchange.method != b"POST":
+            return
+        # with more than this one request in the piece, or with chunks, the head does not end there
+        if _UNUSUAL.isdisjoint(exchange.headers) and self._first.find(b"\r\n\r\n") + 4 == end:
+            self._known = _Known(self._first[:end], exchange.again(), size, self._received)
 
     def _without_upgrade(self, rest: bytes) -> None:
         """A request that offers another protocol (h2c) is served as it is; its body is what follows."""
@@ -306,6 +372,11 @@ class HttpConnection(asyncio.Protocol):
         if exchange.held:
             self._share.whole(exchange, self._body.size)
         exchange.body = self._body.take()
+        self._remember(exchange)
+        self._take(exchange)
+
+    def _take(self, exchange: Exchange) -> None:
+        """A request is whole: answers it, or lets it wait for those before it."""
         # Of requests sent in one piece the first has the bytes of all: a sum is right all the same.
         exchange.received, self._received = self._received, 0
         if not exchange.keep_alive:

@@ -103,6 +103,13 @@ class Exchange:
         self.wire: WireCount | None = None
         self.answered = False
 
+    def again(self) -> Exchange:
+        """Another request with the same head."""
+        other = Exchange(self._connection)
+        other.method, other.path, other.query = self.method, self.path, self.query
+        other.headers, other.named_headers = self.headers, self.named_headers
+        return other
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop that the connection lives on."""

@@ -104,6 +104,7 @@ class Asked:
                 if template is not None and fill(template, scanned, self.request):
                     self.model_name, self.version = template.model_name, template.model_version
                     self.id = self.request.id
+                    self.empty_final = template.empty_final
                     return
         message, self._raws = parse_infer(data)
         self._message = message

@@ -21,6 +21,7 @@ from workbench.server.grpc_message import CANCELLED, ENCODINGS, INTERNAL, UNIMPL
 if TYPE_CHECKING:
     from workbench.server.grpc_server import GrpcServer
 
+_KNOWN_HEADS = 8
 _CHUNK = 256 * 1024
 _HIGH_WATER = 1024 * 1024
 _TWO_HOURS_S = 7200.0
@@ -64,6 +65,7 @@ class GrpcConnection(asyncio.Protocol):
         self._strikes = 0
         self._leaving = 0.0  # when it was told to go
         self._inside: dict[int, float] = {}  # calls in the middle of a message: since when nothing has come
+        self._known_heads: dict[tuple[tuple[bytes, bytes], ...], dict[bytes, bytes]] = {}  # of accepted calls
         self._on_event: dict[type, Callable[[Any], None]] = {
             ngh2.RequestReceived: self._request,
             ngh2.DataReceived: self._data,
@@ -170,7 +172,17 @@ class GrpcConnection(asyncio.Protocol):
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _request(self, event: Any) -> None:
-        stream_id, headers = event.stream_id, dict(event.headers)
+        stream_id = event.stream_id
+        head = tuple(event.headers)
+        known = self._known_heads.get(head)
+        if known is not None:  # a client's calls have one head, as a rule
+            call = self.calls[stream_id] = Call(self, stream_id, known[b":path"], known)
+            call.limit = self.server.options.limits.backlog
+            self.server.open(call)
+            if event.end_stream:
+                call.feed(b"", last=True)
+            return
+        headers = dict(head)
         refusal = self.server.refusal(headers)
         if refusal is not None:
             with contextlib.suppress(ngh2.NGH2Error):  # reset already
@@ -190,6 +202,8 @@ class GrpcConnection(asyncio.Protocol):
             name = headers[b"grpc-encoding"].decode("latin-1")
             call.finish(UNIMPLEMENTED, f"Compression algorithm '{name}' is not supported")
             return
+        if timeout is None and len(self._known_heads) < _KNOWN_HEADS:
+            self._known_heads[head] = headers
         self.server.open(call)
         if event.end_stream:
             call.feed(b"", last=True)

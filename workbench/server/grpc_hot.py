@@ -2,7 +2,7 @@
 
 What a request says besides its id and its raw contents is read once, by protobuf, and remembered by its bytes; so is
 what a response says besides its id and raw contents. Whatever is not of that plain form goes the long way
-(``grpc_codec``): parameters, typed contents, BYTES, shared memory, classes. The same answers come either way.
+(``grpc_codec``): other parameters than the one that asks for an empty final response, typed contents, BYTES, shared memory, classes. The same answers come either way.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from workbench.protocol.binary import Buffer, to_buffer
 from workbench.protocol.datatypes import BY_WIRE
+from workbench.protocol.forms import Form, FormInput
 from workbench.protocol.http_request import DecodedRequest
 from workbench.protocol.tensors import InferenceResponse, RequestedOutput, Tensor
 from workbench.server.grpc_message import varint
@@ -23,7 +24,8 @@ LARGEST = 16 * 1024
 
 _ENTRIES = 512
 _KEY_BYTES = 2048
-_NAME, _VERSION, _ID, _INPUTS, _OUTPUTS, _RAW = 0x0A, 0x12, 0x1A, 0x2A, 0x32, 0x3A
+_NAME, _VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW = 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A
+_EMPTY_FINAL = "triton_enable_empty_final_response"
 _RAW_OUTPUT = b"\x32"
 _FINAL = {
     flag: pb.ModelInferResponse(
@@ -34,21 +36,14 @@ _FINAL = {
 _FINAL_OR_NONE: dict[bool | None, bytes] = {None: b"", False: _FINAL[False], True: _FINAL[True]}
 
 
-class _Input(NamedTuple):
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    nbytes: int
-
-
 class Template(NamedTuple):
     """What requests of the same form have in common."""
 
     model_name: str
     model_version: str
-    inputs: tuple[_Input, ...]
-    outputs: tuple[str, ...]
+    sizes: tuple[int, ...]  # of the inputs, bytes
+    empty_final: bool
+    form: Form
 
 
 class Scanned(NamedTuple):
@@ -89,7 +84,7 @@ def scan(data: bytes) -> Scanned | None:
                 if end_of_id:
                     return None
                 begin, end_of_id, first = position, end, start
-            elif tag not in (_NAME, _VERSION, _INPUTS, _OUTPUTS):
+            elif tag not in (_NAME, _VERSION, _PARAMETERS, _INPUTS, _OUTPUTS):
                 return None
             position = end
     except IndexError:
@@ -114,7 +109,13 @@ class Templates:
         """Remembers the form of a request that was read and taken the long way, if it is plain."""
         if len(scanned.key) > _KEY_BYTES:
             return
-        inputs = []
+        parameters = message.parameters
+        asks = _EMPTY_FINAL in parameters
+        if len(parameters) > asks or (asks and not parameters[_EMPTY_FINAL].HasField("bool_param")):
+            return
+        empty_final = asks and parameters[_EMPTY_FINAL].bool_param
+        inputs: list[FormInput] = []
+        sizes: list[int] = []
         for item in message.inputs:
             row = BY_WIRE.get(item.datatype)
             shape = tuple(item.shape)
@@ -125,13 +126,20 @@ class Templates:
             count = row.itemsize
             for dim in shape:
                 count *= dim
-            inputs.append(_Input(item.name, item.datatype, shape, row.numpy, count))
+            inputs.append(FormInput(item.name, item.datatype, shape, row.numpy, 0))
+            sizes.append(count)
         if any(item.parameters for item in message.outputs):
             return
-        outputs = tuple(dict.fromkeys(item.name for item in message.outputs))
+        outputs = tuple(RequestedOutput(name) for name in dict.fromkeys(item.name for item in message.outputs))
         if len(self._requests) >= _ENTRIES:
             self._requests.clear()
-        self._requests[scanned.key] = Template(message.model_name, message.model_version, tuple(inputs), outputs)
+        self._requests[scanned.key] = Template(
+            message.model_name,
+            message.model_version,
+            tuple(sizes),
+            empty_final,
+            Form(tuple(inputs), sum(sizes), outputs),
+        )
 
     def encode(self, response: InferenceResponse, final: bool | None) -> list[Buffer] | None:
         """A response in pieces, as ``grpc_codec.encode_response`` gives it; None where that must.
@@ -177,21 +185,19 @@ class Templates:
 
 def fill(template: Template, scanned: Scanned, request: DecodedRequest) -> bool:
     """Gives a request its id, inputs and requested outputs; False where its data do not fit the template."""
-    raws, inputs = scanned.raws, template.inputs
-    if len(raws) < len(inputs):
+    raws, form = scanned.raws, template.form
+    if tuple(map(len, raws)) != template.sizes:
         return False
-    tensors = []
-    for item, raw in zip(inputs, raws, strict=False):
-        if len(raw) != item.nbytes:
-            return False
-        array = np.frombuffer(raw, item.dtype)
-        tensors.append(Tensor(item.name, item.datatype, item.shape, array.reshape(item.shape)))
+    tensors = [
+        Tensor(name, datatype, shape, np.ndarray(shape, dtype, raw))
+        for (name, datatype, shape, dtype, _), raw in zip(form.inputs, raws, strict=True)
+    ]
     if scanned.id:
         try:
             request.id = scanned.id.decode()
         except UnicodeDecodeError:
             return False
     request.inputs = tensors
-    if template.outputs:
-        request.outputs = [RequestedOutput(name) for name in template.outputs]
+    request.outputs = form.outputs
+    request.form = form
     return True

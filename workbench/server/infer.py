@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from workbench.engine.validation import DECOUPLED
 from workbench.errors import BackendError, InternalError, InvalidRequest, Unsupported
 from workbench.protocol.binary import Buffer
+from workbench.protocol.forms import LARGEST, Forms, encode_plain
 from workbench.protocol.http_codec import (
+    HEADER_LENGTH,
     DecodedRequest,
     DecodeOptions,
     decode_request,
@@ -36,6 +38,7 @@ T = TypeVar("T")
 OFF_LOOP_BYTES = 1024 * 1024
 """Bodies of JSON above this are read and written on a thread (DESIGN 3)."""
 
+OCTETS = "application/octet-stream"
 _PACKED_ON_LOOP = 16 * 1024  # a kilobyte can unpack to a megabyte
 _COMPRESS_ON_LOOP = 128 * 1024
 _OFF_LOOP_ELEMENTS = 64 * 1024
@@ -54,20 +57,21 @@ class InferEndpoint:
         self._forwards = bool(forwarding)
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="workbench-json")
         # Asking the engine copies a message; what it said holds until it tells of a change.
-        self._known: dict[tuple[str, int], tuple[Any, DecodeOptions]] = {}
+        self._known: dict[tuple[str, int], tuple[Any, DecodeOptions, Forms]] = {}
         self._unsubscribe = engine.events.subscribe(self._forget)
 
     def _forget(self, event: Event) -> None:
         if event.kind != "log":
             self._known.clear()
 
-    def _look_up(self, model: str, version: int) -> tuple[Any, DecodeOptions]:
+    def _look_up(self, model: str, version: int) -> tuple[Any, DecodeOptions, Forms]:
         config = self.engine.model_config(model, version)
         if config.model_transaction_policy.decoupled:
             raise Unsupported(DECOUPLED)
         known = self._known[(model, version)] = (
             config,
             DecodeOptions(model, version, "", self.max_input_size, self.memory),
+            Forms(),
         )
         return known
 
@@ -95,14 +99,21 @@ class InferEndpoint:
             and self.memory.largest <= OFF_LOOP_BYTES
             and not self._forwards
         ):
-            request = decode_request(body, None if length is None else number, known[1])
+            forms = known[2]
+            plain = size <= LARGEST
+            request = forms.decode(body, number, known[1]) if plain else None
+            new = request is None
+            if request is None:
+                request = decode_request(body, None if length is None else number, known[1])
             request.client = exchange.client
             exchange.body = b""
             ticket = self.engine.submit(request, _Call(self, exchange, request, known[0]))
             if not exchange.answered:
                 exchange.on_gone = ticket.cancel
+            if new and plain:
+                forms.learn(body, number, request)
         else:
-            self._handle_unusual(exchange, *known)
+            self._handle_unusual(exchange, known[0], known[1])
 
     def _handle_unusual(self, exchange: Exchange, config: Any, options: DecodeOptions) -> None:
         """Compressed, raw, large and wrong requests; those that share memory, or whose headers go on."""
@@ -181,6 +192,11 @@ class _Call:
             exchange.fail(BackendError(f"model '{self._request.model_name}' ended the request without a response"))
             return
         accept = exchange.headers.get(b"accept-encoding")
+        if accept is None and self._request.form is not None:
+            plain = encode_plain(response, self._request)
+            if plain is not None:
+                exchange.respond(200, plain, OCTETS, ((HEADER_LENGTH, str(len(plain[0]))),))
+                return
         packing = compression(accept.decode("latin-1")) if accept is not None else ""
         try:
             if self._is_long(response):

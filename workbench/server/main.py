@@ -92,6 +92,7 @@ def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
     # What lives now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # a queue of requests alone is some thousand objects, and none of it is garbage
     sys.stdout.write(ready_line(server) + "\n")
     sys.stdout.flush()
     stop.wait()

@@ -161,17 +161,36 @@ def fits_column(datatype: str, array: Any) -> bool:
 
 def unpack_columns(kinds: Any, count: int, buffer: Any) -> list[tuple[str, str, tuple[int, ...], list[Any]]]:
     """The columns that ``pack_columns`` packed; the arrays are views."""
-    columns = []
+    columns: list[tuple[str, str, tuple[int, ...], list[Any]]] = []
     offset = 0
-    for name, datatype, shape in kinds:
-        dtype = NUMPY[datatype]
-        size = count * dtype.itemsize
-        for dim in shape:
-            size *= dim
-        whole = unpack(datatype, (count, *shape), buffer, offset, size)
-        columns.append((name, datatype, shape, list(whole)))
+    own = type(buffer) is bytearray
+    for name, datatype, shape, dtype, row in _plans.get(kinds) or _plan(kinds):
+        size = count * row
+        if own and count == 1:
+            arrays = [np.ndarray(shape, dtype, buffer, offset)]
+        else:
+            arrays = list(unpack(datatype, (count, *shape), buffer, offset, size))
+        columns.append((name, datatype, shape, arrays))
         offset += size + (-size % ALIGN)
     return columns
+
+
+_plans: dict[Any, list[tuple[str, str, tuple[int, ...], Any, int]]] = {}
+
+
+def _plan(kinds: Any) -> list[tuple[str, str, tuple[int, ...], Any, int]]:
+    """Columns with their dtypes and the bytes of one row: the same few come again and again."""
+    plan = []
+    for name, datatype, shape in kinds:
+        dtype = NUMPY[datatype]
+        row = dtype.itemsize
+        for dim in shape:
+            row *= dim
+        plan.append((name, datatype, shape, dtype, row))
+    if len(_plans) >= 64:
+        _plans.clear()
+    _plans[kinds] = plan
+    return plan
 
 
 def encode(kind: int, head: Any, payload: bytes = b"", fds: int = 0, slab: tuple[int, int] = (0, 0)) -> list[bytes]:
@@ -197,11 +216,16 @@ class Frame:
         self.slab_size = slab_size
 
 
+_USUAL = 4 * 1024 * 1024
+"""A reader's buffer above this is let go when it is empty, bytes."""
+
+
 class FrameReader:
     """Cuts what arrives on a socket into frames. ``frames`` holds those that are complete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(256 * 1024)
+        self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
         self._fds: deque[int] = deque()
@@ -214,10 +238,13 @@ class FrameReader:
             BlockingIOError: nothing there, on a non-blocking socket.
             ProtocolError: what came is no frame.
         """
-        self._make_room()
-        view = memoryview(self._buffer)[self._end :]
+        if self._start == self._end and len(self._buffer) <= _USUAL:
+            self._start = self._end = 0
+            view = self._view
+        else:
+            self._make_room()
+            view = self._view[self._end :]
         count, ancillary, _, _ = sock.recvmsg_into([view], 512, _CLOEXEC)
-        view.release()
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
@@ -254,10 +281,11 @@ class FrameReader:
         if self._start + max(needed, pending + 4096) > len(self._buffer):
             fresh = bytearray(max(len(self._buffer), 2 * needed)) if needed > len(self._buffer) else self._buffer
             fresh[:pending] = self._buffer[self._start : self._end]
-            self._buffer = fresh
+            self._buffer, self._view = fresh, memoryview(fresh)
             self._start, self._end = 0, pending
-        if pending == 0 and len(self._buffer) > 4 * 1024 * 1024:
+        if pending == 0 and len(self._buffer) > _USUAL:
             self._buffer = bytearray(256 * 1024)
+            self._view = memoryview(self._buffer)
 
     def _cut(self) -> None:
         while self._end - self._start >= HEADER.size:
@@ -266,12 +294,11 @@ class FrameReader:
             end = body + head_size + inline
             if end > self._end:
                 return
-            with memoryview(self._buffer) as view:
-                try:
-                    head = marshal.loads(view[body : body + head_size])
-                    taken = [self._fds.popleft() for _ in range(fds)]
-                except (ValueError, EOFError, TypeError, IndexError) as error:
-                    raise ProtocolError(f"a broken frame: {error}") from error
-                payload = bytearray(view[body + head_size : end])
-            self.frames.append(Frame(kind, head, payload, taken, slab_id, slab_size))
+            buffer = self._buffer
+            try:
+                head = marshal.loads(buffer[body : body + head_size])
+                taken = [self._fds.popleft() for _ in range(fds)] if fds else []
+            except (ValueError, EOFError, TypeError, IndexError) as error:
+                raise ProtocolError(f"a broken frame: {error}") from error
+            self.frames.append(Frame(kind, head, buffer[body + head_size : end], taken, slab_id, slab_size))
             self._start = end
