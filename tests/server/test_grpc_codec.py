@@ -39,6 +39,8 @@ def messages(draw: Any) -> Any:
         output = made.outputs.add(name=draw(NAMES))
         if draw(st.integers(0, 9)) == 0:
             output.parameters["classification"].int64_param = 2
+    if draw(st.booleans()):  # as perf_analyzer has it in every request
+        made.parameters["triton_enable_empty_final_response"].bool_param = draw(st.booleans())
     if draw(st.integers(0, 5)) == 0:
         made.parameters[draw(NAMES)].int64_param = draw(st.integers(-(2**63), 2**63 - 1))
     return made
@@ -52,16 +54,16 @@ def long_way(data: bytes) -> Any:
     except Exception:
         return "unreadable"
     try:
-        read_metadata(message, request)
+        empty_final = read_metadata(message, request)
         read_tensors(message, list(message.raw_input_contents), request, NO_MEMORY)
     except WorkbenchError as error:
         return error.message
-    return shown(request, message.model_name, message.model_version)
+    return shown(request, message.model_name, message.model_version, empty_final)
 
 
-def shown(request: DecodedRequest, model: str, version: str) -> Any:
+def shown(request: DecodedRequest, model: str, version: str, empty_final: bool) -> Any:
     tensors = [(t.name, t.datatype, t.shape, t.data.dtype.str, t.data.tobytes()) for t in request.inputs]
-    return model, version, request.id, tensors, [output.name for output in request.outputs]
+    return model, version, request.id, tensors, [output.name for output in request.outputs], empty_final
 
 
 @settings(max_examples=100, deadline=None)
@@ -86,7 +88,7 @@ def test_a_known_form_is_read_as_protobuf_reads_it(first: Any, second: Any, data
     request = DecodedRequest("m", [])
     if scanned is None or template is None or not fill(template, scanned, request):
         return
-    assert shown(request, template.model_name, template.model_version) == long_way(content)
+    assert shown(request, template.model_name, template.model_version, template.empty_final) == long_way(content)
 
 
 @settings(max_examples=100, deadline=None)
@@ -117,6 +119,7 @@ def test_a_message_without_its_raw_contents(content: bytes, data: Any) -> None:
 def test_the_usual_request_takes_the_short_way() -> None:
     templates = Templates()
     made = pb.ModelInferRequest(model_name="m", id="1")
+    made.parameters["triton_enable_empty_final_response"].bool_param = True
     for name in ("a", "b"):
         made.inputs.add(name=name, datatype="FP32", shape=[1, 4])
         made.raw_input_contents.append(bytes(16))
@@ -230,7 +233,12 @@ def test_the_size_of_a_message_is_told_before_it_is_here() -> None:
 def test_small_things_of_grpc() -> None:
     assert percent_encoded("plain") == b"plain"
     assert percent_encoded("é%\n") == b"%C3%A9%25%0A"
-    assert [percent_encoded(text) for text in ("got: ", " x y", " ", "é ")] == [b"got:%20", b"%20x y", b"%20", b"%C3%A9%20"]
+    assert [percent_encoded(text) for text in ("got: ", " x y", " ", "é ")] == [
+        b"got:%20",
+        b"%20x y",
+        b"%20",
+        b"%C3%A9%20",
+    ]
     assert [timeout_s(text) for text in (b"5S", b"2H", b"7m", b"100000000m", b"x", b"", b"5")] == [
         5,
         7200,

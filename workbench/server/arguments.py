@@ -18,13 +18,13 @@ from workbench.errors import InvalidRequest
 from workbench.scheduling.rate_limiter import parse_resource_limit
 from workbench.server.access import CATEGORIES, parse_restrictions
 from workbench.server.body import LARGE
-from workbench.server.connection import PROGRESS_BYTES, HttpLimits
 from workbench.server.flags import boolean, count, flag, port, seconds
 from workbench.server.forwarding import HeaderForwarding
 from workbench.server.grpc_arguments import NO_EFFECT as GRPC_NO_EFFECT
 from workbench.server.grpc_arguments import add_flags as add_grpc_flags
 from workbench.server.grpc_arguments import add_own_flags as add_own_grpc_flags
 from workbench.server.grpc_arguments import check as check_grpc
+from workbench.server.http_limits import PROGRESS_BYTES, HttpLimits
 
 _NO_EFFECT = (
     *GRPC_NO_EFFECT, "allow-sagemaker", "sagemaker-port",

@@ -6,24 +6,23 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import httptools
 
 from workbench.protocol.binary import Buffer
 from workbench.server.body import LARGE, Body
-from workbench.server.budget import MEMORY, Budget, Share
+from workbench.server.budget import Budget, Share
 from workbench.server.exchange import Application, Exchange, Stream
-from workbench.server.listener import MAX_CONNECTIONS
-
-MAX_HEAD_BYTES = 64 * 1024
-MAX_CHUNKS = 65536
-MAX_FRAMING_BYTES = 64  # a chunk, beside the head's allowance: sizes, extensions; trailers have the head's
-MAX_BODY_BYTES = 2**31 - 1
-PROGRESS_BYTES = 16 * 1024
-"""So much of a body must come in each ``pause_s``, or its end, and so much of an answer must go: what drips does not
-hold its place for ever."""
+from workbench.server.heads import KnownHead, answer_head, known_head, stream_head
+from workbench.server.http_limits import (
+    MAX_BODY_BYTES,
+    MAX_CHUNKS,
+    MAX_FRAMING_BYTES,
+    MAX_HEAD_BYTES,
+    PROGRESS_BYTES,
+    HttpLimits,
+)
 
 _JOIN_BELOW = 64 * 1024
 _HIGH_WATER = 1024 * 1024
@@ -31,62 +30,6 @@ _LONG_HEAD = f"request head exceeds {MAX_HEAD_BYTES} bytes"
 _MANY_CHUNKS = (
     f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
 )
-_UNUSUAL = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
-_KEEP = b"\r\nConnection: keep-alive\r\n\r\n"
-
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    413: "Content Too Large",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    501: "Not Implemented",
-    503: "Service Unavailable",
-}
-_HEADS = {
-    (status, kind): f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: ".encode()
-    for status, reason in _REASONS.items()
-    for kind in ("application/json", "application/octet-stream", "text/plain; version=0.0.4; charset=utf-8")
-}
-_EMPTY_HEADS = {
-    status: f"HTTP/1.1 {status} {reason}\r\nContent-Length: ".encode() for status, reason in _REASONS.items()
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The last request's head as it came, what was read in it, and how many bytes of body it announces.
-
-    A client that keeps its connection sends the same head again and again: the same bytes need not be parsed anew.
-    """
-
-    head: bytes
-    exchange: Exchange
-    size: int
-    whole: int  # bytes, with the body
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """What a connection may take, and all of them. Times in seconds, sizes in bytes.
-
-    ``head_s``: for the request's head; ``pause_s``: for each ``PROGRESS_BYTES`` of a body, and of an answer that the
-    client is to take; ``linger_s``: how long the rest of a refused request is read and thrown away.
-    ``connections``: at a time (see ``Listener``). ``memory``: what bodies from 64 KiB on may take together from their
-    heads until they are answered; one for which there is no room is not read until there is. A larger one gets it
-    alone, and one that comes in chunks counts as the largest that is allowed until it is whole.
-    """
-
-    head_s: float = 30.0
-    pause_s: float = 60.0
-    linger_s: float = 2.0
-    connections: int = MAX_CONNECTIONS
-    memory: int = MEMORY
 
 
 class Server(Protocol):
@@ -131,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
         self._taken = 0  # of that by the client, when it last made progress
         self._received = 0  # since the last whole request
         self._first = b""  # the piece that the request began in
-        self._known: _Known | None = None
+        self._known: KnownHead | None = None
         self._only_head = False  # the known head has come, its body has not
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
@@ -223,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
             if framing > MAX_HEAD_BYTES + MAX_FRAMING_BYTES * self._body.chunks:
                 self._refuse(431, f"chunk extensions and trailers exceed {MAX_HEAD_BYTES} bytes")
 
-    def _comes_again(self, known: _Known, data: bytes) -> bool:
+    def _comes_again(self, known: KnownHead, data: bytes) -> bool:
         """Takes a request whose head is the last one's, if it came whole, or its head and its body each whole."""
         if self._only_head:
             if len(data) != known.size:
@@ -251,16 +194,6 @@ class HttpConnection(asyncio.Protocol):
         self._incoming = None
         self._take(exchange)
         return True
-
-    def _remember(self, exchange: Exchange) -> None:
-        """Keeps the head of a plain request, to know it when it comes again."""
-        size = len(exchange.body)
-        end = self._received - size
-        if not 0 < size < _JOIN_BELOW or exchange.old or not exchange.keep_alive or exchange.method != b"POST":
-            return
-        # with more than this one request in the piece, or with chunks, the head does not end there
-        if _UNUSUAL.isdisjoint(exchange.headers) and self._first.find(b"\r\n\r\n") + 4 == end:
-            self._known = _Known(self._first[:end], exchange.again(), size, self._received)
 
     def _without_upgrade(self, rest: bytes) -> None:
         """A request that offers another protocol (h2c) is served as it is; its body is what follows."""
@@ -372,7 +305,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange.held:
             self._share.whole(exchange, self._body.size)
         exchange.body = self._body.take()
-        self._remember(exchange)
+        self._known = known_head(exchange, self._first, self._received, _JOIN_BELOW) or self._known
         self._take(exchange)
 
     def _take(self, exchange: Exchange) -> None:
@@ -440,15 +373,8 @@ class HttpConnection(asyncio.Protocol):
         size = 0
         for part in body:
             size += part.nbytes if isinstance(part, memoryview) else len(part)
-        head = _HEADS.get((status, kind)) if kind else _EMPTY_HEADS.get(status)
-        if head is None:
-            reason = _REASONS.get(status, "Status")
-            kind_line = f"Content-Type: {kind}\r\n" if kind else ""
-            head = f"HTTP/1.1 {status} {reason}\r\n{kind_line}Content-Length: ".encode()
         keep = exchange.keep_alive and not self.server.closing and (not self._eof or bool(self._waiting))
-        tail = (_KEEP if exchange.old else b"\r\n\r\n") if keep else b"\r\nConnection: close\r\n\r\n"
-        lines = "".join(f"\r\n{name}: {value}" for name, value in headers).encode() if headers else b""
-        full = b"%b%d%b%b" % (head, size, lines, tail)
+        full = answer_head(exchange, status, size, kind, headers, keep=keep)
         self.sent(len(full) + size)
         if exchange.method == b"HEAD":
             transport.write(full)
@@ -465,12 +391,7 @@ class HttpConnection(asyncio.Protocol):
         if self.transport is None:
             stream.closed = True
             return stream
-        head = (
-            f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\nContent-Type: {kind}\r\nCache-Control: no-store"
-            # HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer
-            + ("" if exchange.old else "\r\nTransfer-Encoding: chunked")
-            + ("\r\n\r\n" if keep else "\r\nConnection: close\r\n\r\n")
-        ).encode()
+        head = stream_head(exchange, status, kind, keep=keep)
         self.transport.write(head)
         self.sent(len(head))
         stream.full = self._paused_writing

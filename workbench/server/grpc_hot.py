@@ -2,7 +2,8 @@
 
 What a request says besides its id and its raw contents is read once, by protobuf, and remembered by its bytes; so is
 what a response says besides its id and raw contents. Whatever is not of that plain form goes the long way
-(``grpc_codec``): other parameters than the one that asks for an empty final response, typed contents, BYTES, shared memory, classes. The same answers come either way.
+(``grpc_codec``): other parameters than the one that asks for an empty final response, typed contents, BYTES, shared
+memory, classes. The same answers come either way.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 
 from workbench.server.budget import Budget, Share
-from workbench.server.connection import MAX_BODY_BYTES, HttpConnection, HttpLimits, NamingConnection
+from workbench.server.connection import HttpConnection, NamingConnection
 from workbench.server.exchange import JSON, Application, Exchange, Stream, error_body
+from workbench.server.http_limits import MAX_BODY_BYTES, HttpLimits
 from workbench.server.listener import Listener
 
 __all__ = ["JSON", "Application", "Exchange", "HttpLimits", "HttpServer", "Stream"]
