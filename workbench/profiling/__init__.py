@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.profiling.claims import Claim, requests_needed
+    from workbench.profiling.interleaving import ABOptions, ABResult, ab
     from workbench.profiling.job import SweepJob
     from workbench.profiling.load import Load
     from workbench.profiling.measuring import Measurer, measure
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from workbench.profiling.verdict import MeasureOptions
 
 _HOMES = {
+    "ABOptions": "interleaving",
+    "ABResult": "interleaving",
+    "Claim": "claims",
     "Configurable": "target",
     "InKernelTarget": "target",
     "Load": "load",
@@ -33,11 +38,16 @@ _HOMES = {
     "SweepResult": "sweep_result",
     "Target": "target",
     "WorkbenchTarget": "target",
+    "ab": "interleaving",
     "measure": "measuring",
+    "requests_needed": "claims",
     "sweep": "sweeping",
 }
 
 __all__ = [
+    "ABOptions",
+    "ABResult",
+    "Claim",
     "Configurable",
     "InKernelTarget",
     "Load",
@@ -52,7 +62,9 @@ __all__ = [
     "SweepResult",
     "Target",
     "WorkbenchTarget",
+    "ab",
     "measure",
+    "requests_needed",
     "sweep",
 ]
 

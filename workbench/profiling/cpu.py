@@ -26,6 +26,11 @@ def read_cpu(pid: int | None, clock: Clock = monotonic_ns) -> CpuReading:
     return CpuReading(clock(), busy, _tree(pid))
 
 
+def machine_cpus() -> int:
+    """How many processors ``machine_s`` is of; 0 where that is not known."""
+    return psutil.cpu_count() or 0
+
+
 def _tree(pid: int | None) -> float:
     if pid is None:
         return float("nan")

@@ -10,9 +10,10 @@ from typing import Any
 from workbench.clock import sleep, utc_now_iso
 from workbench.errors import Unsupported
 from workbench.profiling.client_side import client_side
-from workbench.profiling.cpu import CpuReading, read_cpu
+from workbench.profiling.cpu import CpuReading, machine_cpus, read_cpu
 from workbench.profiling.driver import GeneratorProcess, Job
 from workbench.profiling.figures import batch_reasons, client_fields, cpu_fields, server_fields, stream_fields
+from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.kernel_load import KernelLoad
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
@@ -82,6 +83,8 @@ class Measurer:
     def measure(self, load: Load, settings: Mapping[str, Any] | None = None) -> Point:
         """Measures a load point under the configuration that is applied now.
 
+        Ctrl-C, and a notebook's interrupt, end it early and give what was measured until then; it sets ``stop``.
+
         Args:
             load: what to send.
             settings: what the point stands for in a sweep; only written down.
@@ -94,6 +97,10 @@ class Measurer:
 
     def run(self, load: Load, settings: Mapping[str, Any] | None = None) -> Measured:
         """As ``measure``, with the stamps and records behind the figures."""
+        with interrupt_stops(self._stop):
+            return self._measured(load, settings)
+
+    def _measured(self, load: Load, settings: Mapping[str, Any] | None) -> Measured:
         target, model = self.target, self.model
         started = utc_now_iso()
         config = target.model_config(model)
@@ -112,8 +119,8 @@ class Measurer:
         whole = difference(before, after) if before is not None and after is not None else None
         window = _split(edges.statistics) if len(edges.statistics) == 2 else None
         client = client_side(samples, load, prepared.rows, self._options.stability)
-        environment, cpu = self._surroundings(), cpu_fields(edges.cpu, samples)
-        evidence = Evidence(load, samples, client, window, whole, cpu, int(environment.get("cpus") or 0))
+        cpu = cpu_fields(edges.cpu, samples)
+        evidence = Evidence(load, samples, client, window, whole, cpu, machine_cpus())
         reasons, remarks = judge(target, evidence, self._options)
         notes += remarks
         if epoch is not None and target.epoch(model) != epoch:
@@ -130,7 +137,7 @@ class Measurer:
             duration_s=samples.seconds,
             seed=load.seed,
             inputs=prepared.source,
-            environment=environment,
+            environment=self._surroundings(),
             **client_fields(client, samples),
             **(stream_fields(stream_side(samples, load)) if load.streaming else {}),
             **server_fields(window),

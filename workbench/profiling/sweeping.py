@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
+from workbench.profiling.interrupting import do_all
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measured, Measurer, failed_point
 from workbench.profiling.paths import read_back_notes
@@ -284,24 +285,11 @@ class Sweeper:
             return ""
         complaints: list[str] = []
 
-        def restore() -> None:
-            for model in models:
-                try:
-                    self._target.restore(model)
-                except Exception as error:
-                    of = "" if model == self._model else f" of '{model}'"
-                    complaints.append(f"the configuration{of} could not be restored: {_text(error)}")
-            finished.set()
+        def failed(index: int, error: Exception) -> None:
+            of = "" if models[index] == self._model else f" of '{models[index]}'"
+            complaints.append(f"the configuration{of} could not be restored: {_text(error)}")
 
-        finished = threading.Event()
-        thread = threading.Thread(target=restore, name="restore")
-        with contextlib.suppress(KeyboardInterrupt):
-            thread.start()
-        if thread.ident is None:  # interrupted before it began
-            restore()
-        while not finished.is_set():
-            with contextlib.suppress(KeyboardInterrupt):
-                finished.wait()
+        do_all([partial(self._target.restore, model) for model in models], failed)
         return "; ".join(complaints)
 
     def _tell(self, point: Point | None) -> None:
