@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def make_engine() -> Iterator[EngineFactory]:
     yield make
     for engine in engines:
         engine.stop(5)
+
+
+@pytest.fixture
+def own_threads() -> Callable[[], list[threading.Thread]]:
+    """The engines' threads that were not there before the test: other tests keep engines for the session."""
+    before = set(threading.enumerate())
+    return lambda: [each for each in threading.enumerate() if each.name.startswith("workbench-") and each not in before]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from engine_fixtures import (
     gate,  # noqa: F401
     make_engine,  # noqa: F401
+    own_threads,  # noqa: F401
 )
 from onnx_models import add_model
 

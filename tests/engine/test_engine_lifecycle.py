@@ -170,11 +170,11 @@ def test_missing_weights(repository: Path, make_engine: Any) -> None:
     assert engine.is_live()
 
 
-def test_exit_on_error(repository: Path, make_engine: Any) -> None:
+def test_exit_on_error(repository: Path, make_engine: Any, own_threads: Any) -> None:
     (repository / "double" / "1" / "model.onnx").write_bytes(b"nonsense")
     with pytest.raises(LoadFailed, match="onnx runtime error 7"):
         make_engine(repository, exit_on_error=True)
-    assert not [each for each in threading.enumerate() if each.name.startswith("workbench-")]
+    assert not own_threads()
 
 
 def test_two_repositories(tmp_path: Path, make_engine: Any) -> None:

@@ -90,14 +90,14 @@ def test_two_threads_may_stop_it_at_once(gate: Gate, tmp_path: Path, make_engine
     assert not engine.is_live()
 
 
-def test_options_that_no_engine_can_be_made_of_are_an_error_and_no_hang(repository: Path) -> None:
+def test_options_that_no_engine_can_be_made_of_are_an_error_and_no_hang(repository: Path, own_threads: Any) -> None:
     engine = InferenceEngine(EngineOptions((repository,), load_threads="many"))  # type: ignore[arg-type]
     interval = sys.getswitchinterval()
     with pytest.raises(TypeError):
         engine.start()
     engine.stop()
     assert sys.getswitchinterval() == interval
-    assert not [each for each in threading.enumerate() if each.name.startswith("workbench-")]
+    assert not own_threads()
 
 
 def test_what_hangs_is_answered_when_the_time_is_up(gate: Gate, tmp_path: Path, make_engine: Any) -> None:
@@ -141,10 +141,10 @@ def test_before_the_start(repository: Path) -> None:
     engine.stop()
 
 
-def test_a_missing_repository_is_said(tmp_path: Path, make_engine: Any) -> None:
+def test_a_missing_repository_is_said(tmp_path: Path, make_engine: Any, own_threads: Any) -> None:
     with pytest.raises(WorkbenchError, match="failed to stat file"):
         make_engine(tmp_path / "nowhere")
-    assert not [each for each in threading.enumerate() if each.name.startswith("workbench-")]
+    assert not own_threads()
 
 
 def test_blocking_calls_on_the_loop_are_refused_not_hung(repository: Path, make_engine: Any) -> None:

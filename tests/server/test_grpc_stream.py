@@ -118,24 +118,22 @@ def test_a_cancelled_call_leaves_the_queue(stub: Any, served: RunningServer) -> 
     waiting.cancel()
     wait_for(lambda: served.engine.snapshot().version("slow").pending == 0)
     assert values_of(first.result()) == [1]
-    last = served.engine.statistics("slow")["model_stats"][0]["inference_stats"]
-    assert last["fail"]["count"] >= 1
+    wait_for(lambda: failures(served, "slow") >= 1)
+
+
+def failures(server: RunningServer, model: str) -> int:
+    return int(server.engine.statistics(model)["model_stats"][0]["inference_stats"]["fail"]["count"])
 
 
 def test_a_deadline_that_passes_cancels(stub: Any, served: RunningServer) -> None:
-    failed = served.engine.statistics("slow")["model_stats"][0]["inference_stats"]["fail"]["count"]
+    failed = failures(served, "slow")
     first = stub.ModelInfer.future(request("slow", 1), timeout=20)
     wait_for(lambda: running(served, "slow") == 1)
     with pytest.raises(grpc.RpcError) as raised:
         stub.ModelInfer(request("slow", 2), timeout=0.05)
     assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert values_of(first.result()) == [1]
-
-    def counted() -> int:
-        count: int = served.engine.statistics("slow")["model_stats"][0]["inference_stats"]["fail"]["count"]
-        return count
-
-    wait_for(lambda: counted() == failed + 1)
+    wait_for(lambda: failures(served, "slow") == failed + 1)
 
 
 def test_a_cancelled_stream_stops_its_model(stub: Any, served: RunningServer) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+from asking import wait_until
 
 from workbench import telemetry
 from workbench.telemetry import Sampler, family
@@ -78,6 +80,8 @@ def child_times(pid: int) -> tuple[float, float]:
 def test_samples_in_quick_succession_keep_the_last_shares() -> None:
     clock = Ticking()
     sampler = Sampler(clock=clock)
+    begun = sum(psutil.cpu_times())
+    wait_until(lambda: sum(psutil.cpu_times()) > begun + 0.5)  # else the first sample is too early to have a share
     clock.now = 10_000_000_000
     first = sampler.sample([os.getpid()])
     clock.now += 1
