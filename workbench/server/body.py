@@ -68,6 +68,16 @@ class Body:
             self._large[self._filled : self._filled + length] = data
             self._filled += length
 
+    def room(self) -> memoryview | None:
+        """Where the rest of a large body goes; None where there is no such place, or nothing is missing."""
+        large = self._large
+        return None if large is None or self._filled == self._expected else large[self._filled :]
+
+    def came(self, size: int) -> None:
+        """``size`` bytes were written where ``room`` says."""
+        self.size += size
+        self._filled += size
+
     def take(self) -> Buffer:
         """The whole body; the next one starts afresh."""
         large, parts = self._large, self._parts

@@ -12,9 +12,10 @@ import httptools
 
 from workbench.protocol.binary import Buffer
 from workbench.server.body import LARGE, Body
+from workbench.server.body_reader import BodyReader, hand_over
 from workbench.server.budget import Budget, Share
 from workbench.server.exchange import Application, Exchange, Stream
-from workbench.server.heads import KnownHead, answer_head, known_head, stream_head
+from workbench.server.heads import KnownHead, answer_head, known_head, split_target, stream_head, without_upgrade
 from workbench.server.http_limits import (
     MAX_BODY_BYTES,
     MAX_CHUNKS,
@@ -76,6 +77,7 @@ class HttpConnection(asyncio.Protocol):
         self._first = b""  # the piece that the request began in
         self._known: KnownHead | None = None
         self._only_head = False  # the known head has come, its body has not
+        self._is_read_directly = False  # the rest of a large body, into its place
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
@@ -165,6 +167,8 @@ class HttpConnection(asyncio.Protocol):
             framing = self._body_bytes - self._body.size
             if framing > MAX_HEAD_BYTES + MAX_FRAMING_BYTES * self._body.chunks:
                 self._refuse(431, f"chunk extensions and trailers exceed {MAX_HEAD_BYTES} bytes")
+            else:
+                self._read_body()
 
     def _comes_again(self, known: KnownHead, data: bytes) -> bool:
         """Takes a request whose head is the last one's, if it came whole, or its head and its body each whole."""
@@ -204,12 +208,8 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(405, "Method Not Allowed")
             return
         self._parser = httptools.HttpRequestParser(self)
-        headers = {k: v for k, v in exchange.headers.items() if k not in (b"upgrade", b"connection", b"http2-settings")}
-        target = exchange.path + (b"?" + exchange.query if exchange.query else b"")
-        lines = b"".join(b"%b: %b\r\n" % item for item in headers.items())
-        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (exchange.method, target, lines)
         self._incoming = None
-        self.data_received(head + rest)
+        self.data_received(without_upgrade(exchange) + rest)
 
     # -- httptools ----------------------------------------------------------------------------------------------------
 
@@ -247,11 +247,7 @@ class HttpConnection(asyncio.Protocol):
         exchange.method = parser.get_method()
         exchange.keep_alive = parser.should_keep_alive()
         exchange.old = parser.get_http_version() == "1.0"
-        if exchange.path[:7].lower() == b"http://":  # as a proxy would have it
-            exchange.path = b"/" + exchange.path[7:].partition(b"/")[2]
-        path, mark, query = exchange.path.partition(b"?")
-        if mark:
-            exchange.path, exchange.query = path, query
+        split_target(exchange)
         length = exchange.headers.get(b"content-length")
         size = None if length is None else int(length)
         refusal = self.server.application.early_refusal(exchange, size)
@@ -298,9 +294,10 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The request is whole."""
-        exchange = self._incoming
-        if exchange is None or self._deaf or self._parser.should_upgrade():
-            return
+        if self._incoming is not None and not self._deaf and not self._parser.should_upgrade():
+            self._complete(self._incoming)
+
+    def _complete(self, exchange: Exchange) -> None:
         self._incoming = None
         if exchange.held:
             self._share.whole(exchange, self._body.size)
@@ -322,6 +319,30 @@ class HttpConnection(asyncio.Protocol):
             self._paused_reading = True
             self.transport.pause_reading()
 
+    def _read_body(self) -> None:
+        """Has the rest of a large body read into its place, where that is known and nothing holds it back."""
+        if self._incoming is not None and not self._paused_reading and self._body.room() is not None:
+            self._is_read_directly = True
+            hand_over(self.transport, BodyReader(self, self._body))
+
+    def _take_back(self) -> None:
+        if self._is_read_directly:
+            self._is_read_directly = False
+            hand_over(self.transport, self)
+
+    def body_came(self, size: int) -> None:
+        """So many bytes of a large body were written into their place."""
+        exchange = self._incoming
+        if exchange is None or self._deaf:
+            return
+        self._received += size
+        self._body_bytes += size
+        self._body.came(size)
+        if self._body.room() is None:
+            self._take_back()
+            self._parser = httptools.HttpRequestParser(self)  # the other one still waits for the body
+            self._complete(exchange)
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _refuse(self, status: int, text: str) -> None:
@@ -333,6 +354,7 @@ class HttpConnection(asyncio.Protocol):
             exchange.method = self._parser.get_method()  # the answer to a HEAD has no body, whatever is wrong with it
         self._incoming = None
         self._body = Body()
+        self._take_back()
         self._deaf = True
         exchange.keep_alive = False
         exchange.refusal = (status, text)
@@ -362,6 +384,7 @@ class HttpConnection(asyncio.Protocol):
         if self._paused_reading and not (self._waiting or self._share.waiting or self._deaf) and self.transport:
             self._paused_reading = False
             self.transport.resume_reading()
+            self._read_body()
 
     def send(
         self, exchange: Exchange, status: int, body: Sequence[Buffer], kind: str, headers: Iterable[tuple[str, str]]
@@ -473,15 +496,3 @@ class HttpConnection(asyncio.Protocol):
             self._stream.end()
         elif not self.busy and self.transport is not None:
             self.transport.close()
-
-
-class NamingConnection(HttpConnection):
-    """A connection whose exchanges also have their headers as they were sent (``named_headers``)."""
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, kept with its name in the case in which it came."""
-        super().on_header(name, value)
-        exchange = self._incoming
-        if exchange is not None and not self._head_done:
-            pair = name.decode("latin-1"), value.decode("utf-8", "replace")
-            exchange.named_headers = [*exchange.named_headers, pair]

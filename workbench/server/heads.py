@@ -82,3 +82,20 @@ def known_head(exchange: Exchange, first: bytes, received: int, largest: int) ->
     if not _UNUSUAL.isdisjoint(exchange.headers) or first.find(b"\r\n\r\n") + 4 != end:
         return None
     return KnownHead(first[:end], exchange.again(), size, received)
+
+
+def without_upgrade(exchange: Exchange) -> bytes:
+    """A request's head as if it had not offered another protocol."""
+    headers = {k: v for k, v in exchange.headers.items() if k not in (b"upgrade", b"connection", b"http2-settings")}
+    target = exchange.path + (b"?" + exchange.query if exchange.query else b"")
+    lines = b"".join(b"%b: %b\r\n" % item for item in headers.items())
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (exchange.method, target, lines)
+
+
+def split_target(exchange: Exchange) -> None:
+    """Parts the target that stands in ``path`` into path and query."""
+    if exchange.path[:7].lower() == b"http://":  # as a proxy would have it
+        exchange.path = b"/" + exchange.path[7:].partition(b"/")[2]
+    path, mark, query = exchange.path.partition(b"?")
+    if mark:
+        exchange.path, exchange.query = path, query

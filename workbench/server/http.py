@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from workbench.server.budget import Budget, Share
-from workbench.server.connection import HttpConnection, NamingConnection
+from workbench.server.connection import HttpConnection
 from workbench.server.exchange import JSON, Application, Exchange, Stream, error_body
 from workbench.server.http_limits import MAX_BODY_BYTES, HttpLimits
 from workbench.server.listener import Listener
@@ -23,6 +23,18 @@ _FAREWELL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
     b"Connection: close\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
 )
+
+
+class NamingConnection(HttpConnection):
+    """A connection whose exchanges also have their headers as they were sent (``named_headers``)."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, kept with its name in the case in which it came."""
+        super().on_header(name, value)
+        exchange = self._incoming
+        if exchange is not None and not self._head_done:
+            pair = name.decode("latin-1"), value.decode("utf-8", "replace")
+            exchange.named_headers = [*exchange.named_headers, pair]
 
 
 class HttpServer(Listener[HttpConnection]):
