@@ -43,7 +43,7 @@ _SUMMARIES = {
     "profile": "measure a model at one load or a range of loads",
     "sweep": "measure a grid of configurations × loads",
     "timeline": "who waited for whom on a running server; a trace for Perfetto",
-    "runs": "list and show stored runs",
+    "runs": "list, show, compare, annotate, export, share, delete stored runs",
     "export": "write the tuned repository for production",
 }
 

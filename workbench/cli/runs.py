@@ -4,27 +4,68 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from workbench.errors import InvalidRequest
 from workbench.records.runs import RunStore
 
-SUMMARY = "Lists and shows stored runs."
-EXAMPLE = "workbench runs show latest"
+SUMMARY = "Lists, shows, compares, annotates, exports, shares and deletes stored runs."
+EXAMPLE = "workbench runs diff 2026-05-01 latest"
+
+_RUN = "an id, its beginning, 'latest', or a file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``runs``."""
-    parser.add_argument("action", choices=["list", "show"], help="what to do")
-    parser.add_argument(
-        "run", nargs="?", default="latest", metavar="RUN", help="an id, its beginning, or 'latest' (for show)"
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        made = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        made.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
+        made.add_argument("--json", action="store_true", help="as JSON")
+        return made
+
+    action("list", "all runs, oldest first")
+    show = action("show", "one run with its points")
+    show.add_argument("run", nargs="?", default="latest", metavar="RUN", help=f"{_RUN} (default: latest)")
+    diff = action(
+        "diff", "two runs side by side: the points of the same settings and load, and where they were measured"
     )
-    parser.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    diff.add_argument("run", metavar="RUN", help=_RUN)
+    diff.add_argument("other", metavar="OTHER", help=_RUN)
+    annotate = action("annotate", "adds a note to a run")
+    annotate.add_argument("run", metavar="RUN", help=_RUN)
+    annotate.add_argument("text", metavar="TEXT", help="the note")
+    share = action("share", "writes one self-contained file for others, and says what is in it")
+    share.add_argument("run", metavar="RUN", help=_RUN)
+    share.add_argument("--to", required=True, metavar="FILE", help="the file, or a directory for it")
+    share.add_argument("--inputs", action="store_true", help="with what was captured of requests")
+    share.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    export = action("export", "writes a table of a run as CSV, Parquet or Arrow, or the run to MLflow")
+    export.add_argument("run", metavar="RUN", help=_RUN)
+    export.add_argument("--to", metavar="FILE", help="FILE.csv, .parquet or .arrow")
+    export.add_argument(
+        "--table", default="points", choices=["points", "requests", "batches", "samples"], help="(default: %(default)s)"
+    )
+    export.add_argument("--format", choices=["csv", "parquet", "arrow"], help="whatever the file's ending")
+    export.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    export.add_argument(
+        "--mlflow", nargs="?", const="", metavar="URI", help="to MLflow; without URI where MLFLOW_TRACKING_URI says"
+    )
+    export.add_argument("--experiment", default="serving-workbench", help="MLflow's (default: %(default)s)")
+    delete = action("delete", "deletes runs")
+    delete.add_argument("run", nargs="+", metavar="RUN", help="an id or its beginning; 'latest' is not taken")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the list, or one run."""
-    store = RunStore(args.runs)
-    return _list(store, args) if args.action == "list" else _show(store, args)
+    """Does what is asked; the exit code is 0 where it worked."""
+    verbs: dict[str, Callable[[RunStore, argparse.Namespace], int]] = {
+        "list": _list, "show": _show, "diff": _diff, "annotate": _annotate, "share": _share, "export": _export,
+        "delete": _delete,
+    }  # fmt: skip
+    return verbs[args.action](RunStore(args.runs), args)
 
 
 def _list(store: RunStore, args: argparse.Namespace) -> int:
@@ -36,9 +77,7 @@ def _list(store: RunStore, args: argparse.Namespace) -> int:
     elif frame.empty:
         print(f"no runs in {args.runs}; make one: workbench sweep MODEL ...")
     else:
-        columns = [
-            name for name in ("id", "kind", "model", "status", "points", "created", "title") if name in frame.columns
-        ]
+        columns = ["id", "kind", "model", "status", "points", "created", "title", "note"]
         print_table(columns, [tuple(row) for row in frame[columns].itertuples(index=False)])
     return 0
 
@@ -52,23 +91,83 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
     with store.open(args.run) as opened:
         points = [Point.from_json(value) for value in opened.points()]
         meta, environment = dict(opened.meta), opened.environment()
-        name = opened.id
+        name, status = opened.id, opened.info.status
     if args.json:
-        print(
-            json.dumps(
-                {"id": name, "meta": meta, "environment": environment, "points": [p.to_json() for p in points]},
-                default=str,
-            )
-        )
+        shown = {"id": name, "status": status, "meta": meta, "environment": environment}
+        print(json.dumps({**shown, "points": [p.to_json() for p in points]}, default=str))
         return 0
-    about = (meta.get(key, "") for key in ("status", "created", "title"))
+    about = (status, meta.get("created", ""), meta.get("title", ""))
     print(
         f"{name}: {meta.get('kind', '')} of {meta.get('model', '')}, {', '.join(str(item) for item in about if item)}"
     )
     print(f"on {environment.get('cpu_model', '?')}, {environment.get('cpus', '?')} processors")
+    for note in meta.get("notes", ()):
+        print(f"note of {str(note.get('at', ''))[:16]}: {note.get('text', '')}")
     paths = list(dict.fromkeys(path for point in points for path in point.settings))
     rows = [(*(json.dumps(point.settings.get(path)) for path in paths), *point_cells(point)) for point in points]
     print_table((*map(short_name, paths), *POINT_HEADERS), rows)
     print_streams(points, paths)
     say_reasons(points)
+    return 0
+
+
+def _diff(store: RunStore, args: argparse.Namespace) -> int:
+    from workbench.cli.tables import print_table
+    from workbench.records.run_diff import change_text, place_of
+
+    found = store.diff(args.run, args.other)
+    if args.json:
+        print(json.dumps(found.to_json(), default=str))
+        return 0
+    print(f"{found.a} -> {found.b}")
+    for note in found.notes:
+        print(f"  ! {note}")
+    for key, (before, after) in found.environment.items():
+        print(f"  {key}: {before} -> {after}")
+    rows: list[tuple[Any, ...]] = [
+        (place_of(row.settings, row.load), row.figure, row.a, row.b, change_text(row).strip("()"), row.verdict)
+        for row in found.figures
+    ]
+    if rows:
+        print_table(("point", "figure", "before", "after", "change [95 %]", "verdict"), rows)
+    for run, places in ((found.a, found.only_a), (found.b, found.only_b)):
+        for place in places:
+            print(f"only in {run}: {place}")
+    for place, changes in found.configs.items():
+        for path, (before, after) in changes.items():
+            print(f"{place}: {path} {before} -> {after}")
+    return 0
+
+
+def _annotate(store: RunStore, args: argparse.Namespace) -> int:
+    store.annotate(args.run, args.text)
+    return _say(args, {"run": store.path(args.run).name, "note": args.text.strip()}, "noted")
+
+
+def _share(store: RunStore, args: argparse.Namespace) -> int:
+    shared = store.share(args.run, args.to, inputs=args.inputs, overwrite=args.overwrite)
+    return _say(args, shared.to_json(), repr(shared))
+
+
+def _export(store: RunStore, args: argparse.Namespace) -> int:
+    if (args.to is None) == (args.mlflow is None):
+        raise InvalidRequest("say where to: --to FILE or --mlflow", hint="workbench runs export latest --to points.csv")
+    if args.mlflow is not None:
+        made = store.to_mlflow(args.run, tracking_uri=args.mlflow or None, experiment=args.experiment)
+        return _say(args, {"mlflow": made}, f"run {made} of MLflow's experiment {args.experiment}")
+    path = store.export(args.run, Path(args.to), table=args.table, format=args.format, overwrite=args.overwrite)
+    return _say(args, {"path": str(path), "table": args.table}, str(path))
+
+
+def _delete(store: RunStore, args: argparse.Namespace) -> int:
+    if "latest" in args.run:
+        raise InvalidRequest("which run is the latest changes: name it by its id", hint="workbench runs list")
+    paths = [store.path(name) for name in args.run]  # all are known before one goes
+    for path in dict.fromkeys(paths):
+        store.delete(path)
+    return _say(args, {"deleted": [path.name for path in paths]}, "\n".join(f"deleted {path}" for path in paths))
+
+
+def _say(args: argparse.Namespace, value: Any, text: str) -> int:
+    print(json.dumps(value, default=str) if args.json else text)
     return 0

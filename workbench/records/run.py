@@ -52,6 +52,7 @@ class RunInfo:
     """A line of the list of runs.
 
     ``status`` is ``running``, ``done``, ``stopped``, ``failed``, ``interrupted`` (its writer is gone), ``unreadable``.
+    ``note`` is the last one added.
     """
 
     id: str
@@ -62,6 +63,7 @@ class RunInfo:
     created: str
     status: str
     points: int
+    note: str = ""
 
 
 def point_key(**parts: Any) -> str:
@@ -116,7 +118,8 @@ class Run:
             status = "interrupted"
         count = self._all("SELECT count(*) FROM points")[0][0]
         texts = {key: str(meta.get(key, "")) for key in ("kind", "model", "title", "created")}
-        return RunInfo(id=self.id, path=self.path, status=status, points=int(count), **texts)
+        note = str(([{}, *meta.get("notes", ())][-1]).get("text", ""))
+        return RunInfo(id=self.id, path=self.path, status=status, points=int(count), note=note, **texts)
 
     def environment(self) -> dict[str, Any]:
         """Where it was measured."""
@@ -210,6 +213,11 @@ class Run:
         count = max((len(array) for array in arrays.values()), default=0)
         self._add_blob(point, "samples", count, orjson.dumps(header).decode(), raw)
 
+    def copy_to(self, connection: sqlite3.Connection) -> None:
+        """Copies the whole run, as of one moment, into an empty database."""
+        with self._lock:
+            self._connection.backup(connection)
+
     def set_meta(self, **values: Any) -> None:
         """Writes or changes what is said of the run as a whole."""
         with self._transaction() as connection:
@@ -224,14 +232,22 @@ class Run:
             NotReady: another process writes it.
         """
         with self._transaction() as connection:
-            meta = self.meta
-            if meta.get("status") == "running" and not _writer_is_gone(meta, but_this=True):
-                writer = _writer(meta) or f"process {meta.get('pid', '?')}"
-                raise NotReady(f"run {self.id} is being written by {writer}", hint="wait for it or stop it")
+            self.check_unused()
             values = {"status": "running", "pid": os.getpid(), "holder": Holder.this_process(doing).to_json()}
             connection.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", [(key, dumps(value)) for key, value in values.items()]
             )
+
+    def check_unused(self) -> None:
+        """Refuses a run that another process writes.
+
+        Raises:
+            NotReady: the text names the writer.
+        """
+        meta = self.meta
+        if meta.get("status") == "running" and not _writer_is_gone(meta, but_this=True):
+            writer = _writer(meta) or f"process {meta.get('pid', '?')}"
+            raise NotReady(f"run {self.id} is being written by {writer}", hint="wait for it or stop it")
 
     def annotate(self, text: str) -> None:
         """Adds a note, with the time."""

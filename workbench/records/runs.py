@@ -18,6 +18,9 @@ from workbench.records.run import SCHEMA_VERSION, SUFFIX, Run, RunInfo, plain, p
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.records.run_diff import RunDiff
+    from workbench.records.run_share import Shared
+
 __all__ = ["SCHEMA_VERSION", "SUFFIX", "Run", "RunInfo", "RunStore", "point_key"]
 
 _Paths = list[Path]
@@ -128,16 +131,70 @@ class RunStore:
         """The list of runs as a table."""
         import pandas as pd
 
-        columns = ("id", "kind", "model", "title", "created", "status", "points")
+        columns = ("id", "kind", "model", "title", "created", "status", "points", "note")
         return pd.DataFrame([{name: getattr(info, name) for name in columns} for info in self.list()], columns=columns)
+
+    def diff(self, a: str | Path, b: str | Path) -> RunDiff:
+        """Two runs side by side: see ``run_diff``.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        from workbench.records.run_diff import diff_runs
+
+        with self.open(a) as first, self.open(b) as second:
+            return diff_runs(first, second)
+
+    def annotate(self, run: str | Path, text: str) -> None:
+        """Adds a note to a run; it is shown with it and goes with it.
+
+        Raises:
+            InvalidRequest: an empty note.
+            NotFound: there is no such run.
+        """
+        if not text.strip():
+            raise InvalidRequest("a note must say something", where=str(run))
+        with self.open(run, write=True) as opened:
+            opened.annotate(text.strip())
+
+    def share(self, run: str | Path, to: str | Path, *, inputs: bool = False, overwrite: bool = False) -> Shared:
+        """Writes one self-contained file for others and says what is in it: see ``run_share.share_run``.
+
+        Args:
+            run: which.
+            to: the file, or a directory for it.
+            inputs: with what was captured of requests, if the run holds any.
+            overwrite: replace a file that is there.
+        """
+        from workbench.records.run_share import share_run
+
+        with self.open(run) as opened:
+            return share_run(opened, Path(to), inputs=inputs, overwrite=overwrite)
+
+    def export(self, run: str | Path, to: str | Path, **options: Any) -> Path:
+        """Writes a table of a run as CSV, Parquet or Arrow: see ``run_export.export_table`` for the options."""
+        from workbench.records.run_export import export_table
+
+        with self.open(run) as opened:
+            return export_table(opened, Path(to), **options)
+
+    def to_mlflow(self, run: str | Path, **options: Any) -> str:
+        """Writes a run to MLflow and gives its id there: see ``run_export.to_mlflow`` for the options."""
+        from workbench.records.run_export import to_mlflow
+
+        with self.open(run) as opened:
+            return to_mlflow(opened, **options)
 
     def delete(self, run: str | Path) -> None:
         """Deletes a run.
 
         Raises:
             NotFound: there is none, or more than one fits.
+            NotReady: it is being written.
         """
         path = self.path(run)
+        with contextlib.suppress(InvalidRequest, Unsupported, sqlite3.Error), Run(path) as opened:
+            opened.check_unused()
         path.unlink()
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + "-journal").unlink()

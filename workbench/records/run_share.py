@@ -1,0 +1,133 @@
+"""A run as one file to hand on: complete in itself, without what was captured and without the server's address."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from workbench.errors import AlreadyExists
+from workbench.records.run import SUFFIX, Run, dumps, unwritable
+
+MEASURED = ("records", "samples")
+"""Kinds of raw data that hold times and names, no inputs; any other kind is left out unless it is asked for."""
+
+_OF_THIS_PLACE = ("pid", "holder", "url")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A file made for others, and what is in it: numbers of points, configurations, records (requests of the server's
+    side), samples (requests of the generator's side), captured inputs and notes; ``left_out`` says what is not."""
+
+    path: Path
+    size: int
+    points: int
+    configurations: int
+    records: int
+    samples: int
+    captured: int
+    notes: int
+    left_out: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    def __repr__(self) -> str:
+        raw = ", ".join(
+            f"{count} {what}"
+            for count, what in (
+                (self.records, "requests as the server recorded them"),
+                (self.samples, "requests as the generator stamped them"),
+                (self.captured, "captured inputs"),
+                (self.notes, "notes"),
+            )
+            if count
+        )
+        lines = [
+            f"{self.path} ({self.size / 1024:.0f} KiB)",
+            f"  holds {self.points} points, {self.configurations} configurations with their parameters, the environment"
+            + (f", {raw}" if raw else ""),
+        ]
+        lines += [f"  left out: {', '.join(self.left_out)}"] if self.left_out else []
+        return "\n".join(lines)
+
+
+def share_run(run: Run, to: Path, *, inputs: bool = False, overwrite: bool = False) -> Shared:
+    """Writes a copy of a run, also of one that is being written; its file appears complete or not at all.
+
+    Args:
+        run: what to share.
+        to: the file, or a directory for it.
+        inputs: with what was captured of requests, if the run holds any.
+        overwrite: replace a file that is there.
+
+    Raises:
+        AlreadyExists: there is such a file.
+        InternalError: it cannot be written there.
+    """
+    target = to / run.path.name if to.is_dir() else to
+    if not target.name.endswith(SUFFIX):
+        target = target.with_name(target.name.removesuffix(".sqlite") + SUFFIX)
+    if target.exists() and (not overwrite or target.samefile(run.path)):
+        raise AlreadyExists(f"{target} is there already", where=str(target), hint="give another name, or overwrite")
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+            run.copy_to(copy)
+            left_out = _strip(copy, inputs=inputs)
+            counts = _counts(copy)
+        draft.replace(target)
+    except (OSError, sqlite3.Error) as error:
+        raise unwritable(target, error) from error
+    finally:
+        for left in (draft, draft.with_name(f"{draft.name}-journal")):
+            left.unlink(missing_ok=True)
+    return Shared(path=target, size=target.stat().st_size, left_out=left_out, **counts)
+
+
+def _strip(copy: sqlite3.Connection, *, inputs: bool) -> tuple[str, ...]:
+    """Takes out what is not for others; vacuumed, so that nothing of it stays in free pages."""
+    left_out = ["the server's address and process"]
+    copy.execute("BEGIN")
+    copy.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in _OF_THIS_PLACE])
+    for number, row, data in copy.execute("SELECT id, row, data FROM points").fetchall():
+        copy.execute(
+            "UPDATE points SET row = ?, data = ? WHERE id = ?",
+            (_without_place(orjson.loads(row)), _without_place(orjson.loads(data)), number),
+        )
+    if not inputs:
+        marks = ", ".join("?" * len(MEASURED))
+        gone = copy.execute(f"DELETE FROM records WHERE kind NOT IN ({marks})", MEASURED).rowcount
+        if gone:
+            left_out.append("captured inputs")
+    copy.execute("COMMIT")
+    copy.execute("VACUUM")
+    return tuple(left_out)
+
+
+def _without_place(value: Mapping[str, Any]) -> str:
+    return dumps({key: item for key, item in value.items() if key not in _OF_THIS_PLACE})
+
+
+def _counts(copy: sqlite3.Connection) -> dict[str, int]:
+    def number(query: str, *values: Any) -> int:
+        return int(copy.execute(query, values).fetchone()[0] or 0)
+
+    notes = copy.execute("SELECT value FROM meta WHERE key = 'notes'").fetchone()
+    return {
+        "points": number("SELECT count(*) FROM points"),
+        "configurations": number("SELECT count(*) FROM configs"),
+        "records": number("SELECT sum(n) FROM records WHERE kind = 'records'"),
+        "samples": number("SELECT sum(n) FROM records WHERE kind = 'samples'"),
+        "captured": number("SELECT sum(n) FROM records WHERE kind NOT IN ('records', 'samples')"),
+        "notes": len(orjson.loads(notes[0])) if notes else 0,
+    }
