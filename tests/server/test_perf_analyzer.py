@@ -1,4 +1,4 @@
-"""The load client of Triton's users runs to its end against a sample model (all its loads: test_perf_analyzer_loads)."""
+"""The load client of Triton's users runs to its end against a sample model; its loads: test_perf_analyzer_loads."""
 
 from __future__ import annotations
 
