@@ -148,6 +148,21 @@ def test_the_server_keeps_the_deadline_itself(wire: Wire, method: str) -> None:
     assert wire.answer(wire.call("ServerLive", b"", headers={"grpc-timeout": "10S"}))[0] == 0
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_bytes_of_messages_are_counted_with_their_framing(served: RunningServer, wire: Wire, method: str) -> None:
+    def counts() -> tuple[int, int, int]:
+        row = served.api.wire.to_json().get("echo", {"requests": 0, "received": 0, "sent": 0})
+        return row["requests"], row["received"], row["sent"]
+
+    before = counts()
+    asked = [
+        request("echo", *range(count)).SerializeToString() for count in ((3, 900) if "Stream" in method else (900,))
+    ]
+    _, _, body = wire.answer(wire.call(method, *asked))
+    requests, received, sent = (now - then for now, then in zip(counts(), before, strict=True))
+    assert (requests, received, sent) == (len(asked), sum(len(framed(each)) for each in asked), len(body))
+
+
 def test_texts_are_percent_encoded(wire: Wire) -> None:
     asked = pb.ModelReadyRequest(name="echo", version="é%\n").SerializeToString()
     assert "version string '%C3%A9%25%0A'" in wire.answer(wire.call("ModelReady", asked))[1]

@@ -12,6 +12,7 @@ from workbench.server.forwarding import HeaderForwarding
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_codec import encode_response, parse_infer, read_metadata, read_tensors, version_number
 from workbench.server.grpc_hot import LARGEST, Scanned, Templates, fill, scan
+from workbench.server.grpc_message import FRAMING
 from workbench.server.infer import OFF_LOOP_BYTES
 from workbench.server.labels import classified
 
@@ -122,7 +123,7 @@ class Asked:
         request.model_name = self.model_name
         request.model_version = version_number(self.version)
         request.client = call.client
-        self.count = requests.api.wire.begin(request.model_name, self.size)
+        self.count = requests.api.wire.begin(request.model_name, self.size + FRAMING)
         self.model = requests.model(request.model_name, request.model_version)
         return self.model
 

@@ -8,7 +8,10 @@ from collections.abc import Callable
 class WireCount:
     """One model's: requests that reached the server whole, bytes read for them, bytes written in their answers.
 
-    Heads and bodies of HTTP, as they came and went on the sockets; what TCP, IP and TLS add is not in it.
+    Heads and bodies of HTTP, as they came and went on the sockets. Of gRPC the messages with the five bytes that frame
+    each, as they went; those that came compressed count unpacked. HTTP/2's own bytes are not in it: its headers are
+    packed against what the connection has sent before, whatever model that was for, so no request has a size of its
+    own there. Nor is what TCP, IP and TLS add.
     """
 
     __slots__ = ("received", "requests", "sent")

@@ -227,7 +227,8 @@ class TellingServer(ABC):
         """Bytes that were moved, counted where they move; one row a model, so that two answers can be subtracted.
 
         On the wire, by the model that a client asked (zero in a kernel's engine, which has no wire): ``requests``, and
-        the bytes ``received`` and ``sent`` for them, HTTP heads included. Inside: bytes that went
+        the bytes ``received`` and ``sent`` for them: HTTP with its heads; gRPC's framed messages, without the headers
+        and frame heads of HTTP/2, which a connection's requests share. Inside: bytes that went
         ``to_processes`` and ``from_processes`` of a Python model; bytes of tensors that an ensemble has
         ``handed_on`` to its steps and in its answers, and how many of them it ``copied`` to do so. The inside counts
         begin anew when a model is reloaded.
