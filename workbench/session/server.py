@@ -335,7 +335,7 @@ class Server(TellingServer):
             return self._session
 
     def panel(self, name: str = "overview", **options: Any) -> Any:
-        """A panel: ``overview``, ``config``, ``live``, ``logs``, ``sweep``, ``ensemble``, ``devices``."""
+        """A panel: ``overview``, ``config``, ``live``, ``timeline``, ``logs``, ``sweep``, ``ensemble``, ``devices``."""
         import importlib
 
         # The one late binding of the house: session lies below panels.
