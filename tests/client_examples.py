@@ -5,7 +5,8 @@
 EXAMPLES is a copy of ``src/python/examples`` of triton-inference-server/client, MODELS of
 ``docs/examples/model_repository`` of triton-inference-server/server, ORACLE the folder with ``real-tritonserver``.
 Columns: the workbench with MODELS (what they lack comes from ``example_models``); the workbench with models of ours in
-Python; a real Triton 2.51 with the same models of ours. The exit code is 0 when every example ended here as expected.
+Python; a real Triton 2.51 with the same models of ours. The exit code is 0 when every example ended as expected: on both
+servers alike, but for the reasons in the notes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from certificates import write_certificates
 from example_models import BACKENDS, IMAGES, SIMPLE, write_ensemble, write_equivalent, write_given
@@ -65,6 +67,8 @@ class Run:
     protocol: str = ""
     server: str = "all"
     expected: int = 0
+    real: int | None = None
+    """With what it ends on a real 2.51, where that differs; ``note`` says why."""
     note: str = ""
     needs: str = ""
     """A module that the example imports on this way."""
@@ -80,15 +84,15 @@ class Run:
         return self.protocol or ("gRPC" if "grpc" in self.example else "HTTP")
 
 
-def _each(examples: str, options: Sequence[str] = ("",), **more: str) -> list[Run]:
-    return [Run(example, each, **more) for example in examples.split() for each in options]  # type: ignore[arg-type]
+def _each(examples: str, options: Sequence[str] = ("",), **more: Any) -> list[Run]:
+    return [Run(example, each, **more) for example in examples.split() for each in options]
 
 
 _COMPRESSED = [
     f"--request-compression-algorithm {kind} --response-compression-algorithm {kind}" for kind in ("gzip", "deflate")
 ]
 _STAND_IN = "a stand-in for the weights"
-_SIX_MORE = "with simple_string_dyna_sequence"
+_STRING_ID = "2.51's Python backend counts the string of a correlation id twice, and refuses it"
 RUNS = [
     *_each("simple_http_health_metadata.py simple_grpc_health_metadata.py"),
     *_each("simple_http_infer_client.py simple_http_aio_infer_client.py", ["", "-H test:1", *_COMPRESSED]),
@@ -117,13 +121,13 @@ RUNS = [
     *_each("simple_grpc_sequence_stream_infer_client.py", ["", "-t 30", "-o 5"]),
     *_each("simple_grpc_aio_sequence_stream_infer_client.py", ["", "-t 30", "-o 5"]),
     *_each("simple_http_sequence_sync_infer_client.py simple_grpc_sequence_sync_infer_client.py", ["-d"],
-           note=_SIX_MORE),
+           real=1, note=_STRING_ID),
     *_each("simple_grpc_sequence_stream_infer_client.py simple_grpc_aio_sequence_stream_infer_client.py", ["-d"],
-           note=_SIX_MORE),
+           real=1, note=_STRING_ID),
     Run("simple_grpc_custom_repeat.py", note="repeat_int32: ten seconds, by its own delays"),
     Run("simple_http_model_control.py", server="seven models", note="it counts seven models"),
-    Run("simple_grpc_model_control.py", server="eight models",
-        note="it counts eight models; the server needs --allow-file-override=true; "
+    Run("simple_grpc_model_control.py", server="eight models", real=1,
+        note="it counts eight models; started with --allow-file-override=true; "
         "2.51 dies of the long file name (mended in 26.05)"),
     Run("memory_growth_test.py", "-i http -r 20", note="its fixed address is replaced"),
     Run("memory_growth_test.py", "-i grpc -r 20", "gRPC", note="its fixed address is replaced"),
@@ -239,12 +243,12 @@ def run_all(
             write_certificates(certificates)
         (work / "image.ppm").write_bytes(b"P6 64 64 255\n" + bytes(range(256)) * 48)
         places = {"image": str(work / "image.ppm"), "certificates": str(certificates)}
-        for number, column in enumerate(columns):
+        for column in columns:
             for name, server in SERVERS.items():
                 wanted = [row for row in rows if row.run.server == name]
                 if wanted:
-                    folder = work / f"{number} {name}"
-                    label = f"{column.title}, {name}".replace(" ", "-").replace(",", "").replace("'", "")
+                    label = re.sub(r"[^\w.]+", "-", f"{column.title} {name}")
+                    folder = work / label
                     _run_on(column, server, wanted, folder, logs / label, examples, places)
     return rows, columns
 
@@ -258,7 +262,7 @@ def _run_on(
     if server.ensemble:
         write_ensemble(folder)
     flags = [each.format(**places) for each in (*server.flags, *(server.ours if column.ours else ()))]
-    with column.start(folder, log.with_suffix(".server.log"), flags) as addresses:
+    with column.start(folder, log.with_name(f"{log.name}.server.log"), flags) as addresses:
         http, grpc = (re.sub(r"^(\w+://)?127\.0\.0\.1", "localhost", each) for each in (addresses.http, addresses.grpc))
         where = {**places, "http": http, "grpc": grpc}
         for row in rows:
@@ -302,13 +306,15 @@ def unknown(examples: Path) -> list[str]:
 
 
 def failures(rows: list[Row], columns: list[Column]) -> list[str]:
-    """What ended on the workbench otherwise than expected; what could not be run is none."""
-    return [
-        f"{row.run.title}: {row.ends[column.title]} with {column.title}, expected {row.run.expected}"
-        for row in rows
-        for column in columns
-        if column.ours and row.ends[column.title] != str(row.run.expected) and "not run" not in row.ends[column.title]
-    ]
+    """What ended otherwise than expected, on the real Triton too; what could not be run is none."""
+    found = []
+    for row in rows:
+        for column in columns:
+            expected = row.run.expected if column.ours or row.run.real is None else row.run.real
+            end = row.ends[column.title]
+            if end != str(expected) and not end.startswith("not run"):
+                found.append(f"{row.run.title}: {end} with {column.title}, expected {expected}")
+    return found
 
 
 def table(rows: list[Row], columns: list[Column], examples: Path) -> str:

@@ -29,7 +29,11 @@ def real_triton(
 ) -> Iterator[Addresses]:
     """Starts tritonserver over a repository on free ports; gives the addresses, ends it at the end.
 
-    ``packages`` are requirements of the models' model.py, besides numpy.
+    ``packages`` are requirements of the models' model.py, besides numpy. A path with a space ends the processes of
+    Triton's Python models.
+
+    Raises:
+        AssertionError: it ended, or is not live in time; with the end of its log.
     """
     http, metrics, grpc = _free_ports(3)
     region = f"triton_python_{os.getpid()}_{http}_"
@@ -49,6 +53,8 @@ def real_triton(
                     break
             except OSError:
                 threading.Event().wait(0.25)
+        else:
+            raise AssertionError(f"tritonserver is not live after 150 s:\n{log.read_text()[-3000:]}")
         yield Addresses(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics", f"127.0.0.1:{grpc}")
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself

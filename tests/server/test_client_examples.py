@@ -75,16 +75,24 @@ def nowhere(*_: object) -> Iterator[Addresses]:
     yield Addresses("", "")
 
 
-def test_only_what_ended_here_otherwise_than_expected_fails(tmp_path: Path) -> None:
+def test_what_ended_otherwise_than_expected_fails(tmp_path: Path) -> None:
     ours, theirs = (Column(title, here, lambda *_: None, nowhere) for title, here in (("ours", True), ("real", False)))
     fails = next(run for run in RUNS if run.expected == 1)
+    differs = next(run for run in RUNS if run.real == 1)
     rows = [
         Row(RUNS[0], {"ours": "0", "real": "1"}),
         Row(RUNS[1], {"ours": "not run: attrdict is not installed", "real": "0"}),
         Row(fails, {"ours": "1", "real": "1"}),
         Row(fails, {"ours": "0", "real": "1"}),
+        Row(differs, {"ours": "0", "real": "1"}),
+        Row(differs, {"ours": "1", "real": "0"}),
     ]
-    assert failures(rows, [ours, theirs]) == [f"{fails.title}: 0 with ours, expected 1"]
+    assert failures(rows, [ours, theirs]) == [
+        f"{RUNS[0].title}: 1 with real, expected 0",
+        f"{fails.title}: 0 with ours, expected 1",
+        f"{differs.title}: 1 with ours, expected 0",
+        f"{differs.title}: 0 with real, expected 1",
+    ]
     (tmp_path / next(iter(LEFT_OUT))).write_text("")
     lines = table(rows, [ours, theirs], tmp_path).splitlines()
     assert lines[0] == "| Example | Protocol | ours | real | Note |"
