@@ -5,8 +5,8 @@
 EXAMPLES is a copy of ``src/python/examples`` of triton-inference-server/client, MODELS of
 ``docs/examples/model_repository`` of triton-inference-server/server, ORACLE the folder with ``real-tritonserver``.
 Columns: the workbench with MODELS (what they lack comes from ``example_models``); the workbench with models of ours in
-Python; a real Triton 2.51 with the same models of ours. The exit code is 0 when every example ended as expected: on both
-servers alike, but for the reasons in the notes.
+Python; a real Triton 2.51 with the same models of ours. The exit code is 0 when every example ended as expected: on
+both servers alike, but for the reasons in the notes.
 """
 
 from __future__ import annotations
