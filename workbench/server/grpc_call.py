@@ -59,6 +59,12 @@ class Carrier(Protocol):
     def let_go(self, call: Call, size: int) -> None:
         """A message that was kept is not needed any more."""
 
+    def room(self) -> int:
+        """What a compressed message may unpack to now, in bytes."""
+
+    def grown(self, call: Call, size: int, plain: int) -> None:
+        """A message of ``size`` bytes has been unpacked to ``plain`` bytes, both with their framing."""
+
     def resume(self, call: Call) -> None:
         """The call takes messages again."""
 
@@ -188,7 +194,12 @@ class Call:
         for is_packed, message in self._assembler.add(data):
             if self.receiver is None:
                 return
-            receiver.message(memoryview(unpacked(message, self._encoding)) if is_packed else message)
+            receiver.message(self._unpacked(message) if is_packed else message)
+
+    def _unpacked(self, message: memoryview) -> memoryview:
+        plain = unpacked(message, self._encoding, self._carrier.room())
+        self._carrier.grown(self, message.nbytes + FRAMING, len(plain) + FRAMING)
+        return memoryview(plain)
 
     def _announced(self, size: int) -> None:
         self._carrier.reserve(self, size)

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, cast
 import ngh2
 
 from workbench.server.grpc_call import Call
-from workbench.server.grpc_message import CANCELLED, ENCODINGS, INTERNAL, UNIMPLEMENTED, timeout_s
+from workbench.server.grpc_flow import FRAME, WHOLE_WINDOW, FlowControl
+from workbench.server.grpc_message import (
+    CANCELLED,
+    ENCODINGS,
+    INTERNAL,
+    RESOURCE_EXHAUSTED,
+    UNIMPLEMENTED,
+    timeout_s,
+)
+from workbench.server.unread import NOT_READ
 
 if TYPE_CHECKING:
     from workbench.server.grpc_server import GrpcServer
@@ -25,8 +34,6 @@ _KNOWN_HEADS = 8
 _CHUNK = 256 * 1024
 _HIGH_WATER = 1024 * 1024
 _TWO_HOURS_S = 7200.0
-_WHOLE_WINDOW = 2**31 - 1
-_FRAME = 64 * 1024
 _HEADER_LIST = 16 * 1024
 _GOAWAY = b"\0\0\x08\7\0\0\0\0\0\x7f\xff\xff\xff"
 _CONFIGURATION = ngh2.Configuration(
@@ -42,7 +49,7 @@ _BARE_HEAD = _HEAD[:2]
 _WELL = ((b"grpc-status", b"0"),)
 
 
-class GrpcConnection(asyncio.Protocol):
+class GrpcConnection(FlowControl, asyncio.Protocol):
     """One client's connection."""
 
     def __init__(self, server: GrpcServer) -> None:
@@ -56,6 +63,8 @@ class GrpcConnection(asyncio.Protocol):
         self._paused = False
         self._deaf = False  # not read for now
         self._backlogged: set[Call] = set()
+        self._sent = 0  # bytes of answers since the last look at those that wait
+        self._unread = 0  # bytes of answers that waited for the client then
         self._finishing: list[int] = []  # ended here, while the client may still be sending
         self._began = self._heard = self.loop.time()
         self._greeted = False
@@ -90,13 +99,13 @@ class GrpcConnection(asyncio.Protocol):
             {
                 ngh2.Setting.MAX_CONCURRENT_STREAMS: limits.streams,
                 ngh2.Setting.INITIAL_WINDOW_SIZE: limits.window,
-                ngh2.Setting.MAX_FRAME_SIZE: _FRAME,
+                ngh2.Setting.MAX_FRAME_SIZE: FRAME,
                 ngh2.Setting.MAX_HEADER_LIST_SIZE: _HEADER_LIST,
                 ngh2.Setting.ENABLE_PUSH: 0,
             }
         )
         # Calls wait by their own windows: one that must wait must not stop the others.
-        self._h2.set_local_window_size(_WHOLE_WINDOW)
+        self._h2.set_local_window_size(WHOLE_WINDOW)
         self.server.connections.add(self)
         self._flush()
 
@@ -106,6 +115,7 @@ class GrpcConnection(asyncio.Protocol):
         self.transport = None
         self._inside.clear()
         self.server.halves.forget(self)
+        self.server.unread.note(self, 0, 0.0, taken=True)
         self._backlogged.clear()
         calls, self.calls = self.calls, {}
         for call in calls.values():
@@ -204,6 +214,9 @@ class GrpcConnection(asyncio.Protocol):
             return
         if timeout is None and len(self._known_heads) < _KNOWN_HEADS:
             self._known_heads[head] = headers
+        if self._unread and self.server.unread.refuses(self):
+            call.finish(RESOURCE_EXHAUSTED, NOT_READ)
+            return
         self.server.open(call)
         if event.end_stream:
             call.feed(b"", last=True)
@@ -279,58 +292,6 @@ class GrpcConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
-    # -- windows and memory -------------------------------------------------------------------------------------------
-
-    def _acknowledge(self, stream_id: int, size: int) -> None:
-        if size:
-            try:
-                self._h2.acknowledge_received_data(size, stream_id)
-            except (ngh2.NGH2Error, ValueError):  # the stream is over
-                return
-
-    def _settle(self, call: Call) -> None:
-        """Tells the client that the call takes as much more as it has taken."""
-        self._acknowledge(call.stream_id, call.owed)
-        call.owed = 0
-
-    def resume(self, call: Call) -> None:
-        """See ``Carrier``."""
-        if not call.waiting:
-            self._settle(call)
-            self._plan()
-
-    def reserve(self, call: Call, size: int) -> None:
-        """See ``Carrier``: a message that fits the window needs no room, a larger one waits until there is some."""
-        if size > self.server.options.limits.window:
-            self.server.memory.ask(call, size, self._granted)
-
-    def keep(self, call: Call, size: int) -> None:
-        """See ``Carrier``; what was reserved is kept already."""
-        if size <= self.server.options.limits.window:
-            self.server.memory.take(call, size)
-
-    def let_go(self, call: Call, size: int) -> None:
-        """See ``Carrier``."""
-        self.server.memory.release(call, size)
-
-    def _granted(self, call: Call, size: int) -> None:
-        if call.stream_id not in self.calls:
-            return
-        self._widen(call, size + _FRAME)  # the whole message at once, not a window at a time
-        if not call.held:
-            self._settle(call)
-        self._plan()
-
-    def _widen(self, call: Call, size: int) -> None:
-        call.widened = size > self.server.options.limits.window
-        with contextlib.suppress(ngh2.NGH2Error):
-            self._h2.set_local_window_size(min(size, _WHOLE_WINDOW), stream_id=call.stream_id)
-
-    def _release(self, call: Call) -> None:
-        if call.reserved or call.waiting:
-            call.waiting = 0
-            self.server.memory.release(call, call.reserved)
-
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def send_head(self, call: Call, encoding: str) -> None:
@@ -343,11 +304,15 @@ class GrpcConnection(asyncio.Protocol):
         """See ``Carrier``."""
         if call.stream_id not in self.calls:
             return 0
+        if self._unread and self.server.unread.refuses(self):
+            call.break_off(RESOURCE_EXHAUSTED, NOT_READ)
+            return 0
         try:
             self._h2.send_data(call.stream_id, data)
         except ngh2.NGH2Error:  # reset, which the next events will say
             return 0
         self._plan()
+        self._sent += len(data)
         self._pings = self._strikes = 0
         self._last_ping = 0.0
         waiting: int = self._h2.queued_body_size(call.stream_id) if call.limit else 0
@@ -384,6 +349,7 @@ class GrpcConnection(asyncio.Protocol):
         self._planned = False
         transport, h2 = self.transport, self._h2
         if transport is None or self._is_paused():
+            self._look_at_unread()
             return
         try:
             while data := h2.data_to_send(_CHUNK):
@@ -399,6 +365,8 @@ class GrpcConnection(asyncio.Protocol):
             handler = self._on_event.get(type(event))
             if handler is not None:
                 handler(event)
+        if self._sent or self._unread:
+            self._look_at_unread()
         if self._backlogged:
             self._look_at_backlogs()
         if self._leaving and not self.calls:
@@ -417,6 +385,15 @@ class GrpcConnection(asyncio.Protocol):
                 h2.reset_stream(stream_id, ngh2.ErrorCode.NO_ERROR)
                 self._plan()
 
+    def _look_at_unread(self) -> None:
+        if self.transport is None:
+            return
+        waiting = self._h2.queued_body_size()
+        if waiting or self._unread:
+            taken = waiting < self._unread + self._sent
+            self.server.unread.note(self, waiting, self.loop.time(), taken=taken)
+        self._sent, self._unread = 0, waiting
+
     def _look_at_backlogs(self) -> None:
         for call in tuple(self._backlogged):
             if self._h2.queued_body_size(call.stream_id) <= call.limit // 2:
@@ -434,6 +411,9 @@ class GrpcConnection(asyncio.Protocol):
         if transport is None:
             return
         if not self._greeted and now - self._began > limits.hello_s:
+            transport.abort()
+            return
+        if self._unread and self.server.unread.stuck(self, now, limits.pause_s):
             transport.abort()
             return
         for stream_id, since in tuple(self._inside.items()):

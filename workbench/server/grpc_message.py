@@ -88,22 +88,25 @@ def packed(parts: Sequence[Buffer], encoding: str) -> bytes:
     return b"".join((b"\1", len(data).to_bytes(4, "big"), data))
 
 
-def unpacked(data: Buffer, encoding: str) -> bytes:
+def unpacked(data: Buffer, encoding: str, room: int = MAX_MESSAGE) -> bytes:
     """The message in a packed one.
 
     Raises:
-        BadMessage: it is broken, or larger than ``MAX_MESSAGE``.
+        BadMessage: it is broken, or larger than ``room``, or than ``MAX_MESSAGE``.
     """
     if encoding not in _WBITS:
         raise BadMessage(INTERNAL, "a message is marked as compressed, but the call names no compression")
     unpacker = zlib.decompressobj(wbits=_WBITS[encoding])
     try:
-        plain = unpacker.decompress(data, MAX_MESSAGE)
+        plain = unpacker.decompress(data, limit := min(room, MAX_MESSAGE))
     except zlib.error as error:
         raise BadMessage(INTERNAL, f"a compressed message cannot be read: {error}") from None
     if not unpacker.eof:
-        if unpacker.unconsumed_tail:
-            raise BadMessage(RESOURCE_EXHAUSTED, f"Received message larger than max ({MAX_MESSAGE} bytes unpacked)")
+        if unpacker.unconsumed_tail or len(plain) == limit:
+            text = f"Received message larger than max ({MAX_MESSAGE} bytes unpacked)"
+            if room < MAX_MESSAGE:
+                text = f"the message unpacks to more than the {room} bytes that are free for messages: try again later"
+            raise BadMessage(RESOURCE_EXHAUSTED, text)
         raise BadMessage(INTERNAL, "a compressed message cannot be read: it ends too early")
     return plain
 

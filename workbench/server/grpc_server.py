@@ -12,6 +12,7 @@ from workbench.server.grpc_message import UNIMPLEMENTED
 from workbench.server.grpc_options import GrpcOptions
 from workbench.server.guard import HostGuard
 from workbench.server.listener import Listener
+from workbench.server.unread import Unread
 
 _CONTENT_TYPES = (b"application/grpc", b"application/grpc+", b"application/grpc;")
 
@@ -58,6 +59,7 @@ class GrpcServer(Listener[GrpcConnection]):
     ) -> None:
         self.options = options
         self.memory = MessageMemory(options.limits.memory)
+        self.unread: Unread[GrpcConnection] = Unread(options.limits.memory)
         self.halves = HalfSent(options.limits.memory)
         self._methods = methods
         self._guard = guard
