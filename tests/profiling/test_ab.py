@@ -182,11 +182,11 @@ def test_looks_double_and_share_the_error() -> None:
 # -- on a socket
 
 BLOCK = Load.closed(2, duration_s=0.15, warmup_s=0.02, max_warmup_s=0.02, min_requests=0, drain_s=2.0)
-QUICK = ABOptions(pairs=3, max_pairs=3)
+QUICK = ABOptions(pairs=3, max_pairs=24)  # as many as a busy machine needs
 
 
 def slow_when(server: ScriptedServer, key: str, value: Any) -> None:
-    server.script = lambda n: 0.012 if server.config.get(key) == value else 0.004
+    server.script = lambda n: 0.025 if server.config.get(key) == value else 0.004
 
 
 def test_settings_are_applied_block_by_block_and_restored() -> None:
@@ -237,10 +237,11 @@ def test_a_configuration_that_cannot_be_put_back_is_said() -> None:
 
     with ScriptedServer(lambda n: 0.004) as server:
         sides: Any = {"max_batch_size": 4}, {"max_batch_size": 5}
-        result = ab(Stubborn(server), "m", *sides, BLOCK, inputs=INPUTS, options=QUICK)
+        options = ABOptions(pairs=2, max_pairs=2)
+        result = ab(Stubborn(server), "m", *sides, BLOCK, inputs=INPUTS, options=options)
     assert not result.restored
     assert "the configuration of 'm' could not be restored: somebody sits on it" in result.error
-    assert len(result.blocks) == 6
+    assert result.comparisons["throughput"].pairs == 2  # what was measured is kept
 
 
 @pytest.mark.parametrize("how", ["stop", "interrupt"])
@@ -261,5 +262,5 @@ def test_ended_early_it_keeps_what_was_measured(how: str) -> None:
         assert server.config["max_batch_size"] == 8
     assert result.stopped
     assert 4 <= len(result.blocks) <= 5
-    assert result.comparisons["throughput"].pairs == 2
+    assert len({block.pair for block in result.blocks}) >= 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

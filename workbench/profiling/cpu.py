@@ -12,7 +12,10 @@ from workbench.clock import Clock, monotonic_ns
 
 @dataclass(frozen=True, slots=True)
 class CpuReading:
-    """CPU seconds used until now: by the whole machine, and by a process with its children (nan: not known)."""
+    """CPU seconds used until now: by the whole machine, and by a process with its children (nan: not known).
+
+    What runs at a lowered priority is not counted for the machine: it gives way to a measurement.
+    """
 
     time_ns: int
     machine_s: float
@@ -23,6 +26,7 @@ def read_cpu(pid: int | None, clock: Clock = monotonic_ns) -> CpuReading:
     """A reading; ``pid`` None reads the machine alone."""
     times = psutil.cpu_times()
     busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+    busy -= getattr(times, "nice", 0.0)
     return CpuReading(clock(), busy, _tree(pid))
 
 

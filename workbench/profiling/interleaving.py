@@ -22,8 +22,10 @@ from workbench.profiling.measuring import Measurer, failed_point
 from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
 from workbench.profiling.settings import by_model, short_name
+from workbench.profiling.sweep_result import write_point
 from workbench.profiling.target import Configurable
 from workbench.profiling.verdict import MeasureOptions
+from workbench.records.runs import RunStore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,6 +115,16 @@ class ABResult:
         import pandas as pd
 
         return pd.DataFrame([{"side": b.side, "pair": b.pair, **b.point.row()} for b in self.blocks])
+
+    def save(self, store: RunStore, *, title: str = "") -> str:
+        """Writes the blocks as a run of the store, with the verdict, and gives its id."""
+        sides = {side.name: {"model": side.model, "settings": dict(side.settings)} for side in (self.a, self.b)}
+        about = {"sides": sides, "verdict": self.verdict, "load": self.load.to_json(), "seed": self.load.seed}
+        with store.create("ab", model=self.a.model, title=title, **about) as run:
+            for block in self.blocks:
+                write_point(run, block.point, "")
+            run.finish("failed" if self.error else "stopped" if self.stopped else "done")
+            return run.id
 
     def __repr__(self) -> str:
         lines = [self.verdict, f"  A: {self.a.label}", f"  B: {self.b.label}", f"  {self.load.label}"]

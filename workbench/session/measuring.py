@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any
 from workbench.config import ConfigDocument
 from workbench.errors import InvalidRequest, NotFound, Unsupported, WorkbenchError
 from workbench.export import ExportResult, ModelToExport, export_repository
-from workbench.profiling import Load, Measurer, Point, Progress, SweepJob, SweepOptions, SweepResult
+from workbench.profiling import (
+    ABOptions,
+    ABResult,
+    Load,
+    MeasureOptions,
+    Measurer,
+    Point,
+    Progress,
+    SweepJob,
+    SweepOptions,
+    SweepResult,
+)
+from workbench.profiling import ab as run_ab
 from workbench.profiling import sweep as run_sweep
 from workbench.profiling.hold import Desk, Hold
 from workbench.profiling.paths import check_grid, normal_grid
@@ -87,6 +99,11 @@ class SessionTarget:
     def loop_stalls(self) -> list[tuple[int, float]]:
         """When (ns) the server's event loop stood still lately, and for how many ms; empty where it does not tell."""
         return [(int(when), float(length)) for when, length in self._server.state().get("stalls", ())]
+
+    def watchers(self) -> str:
+        """How many panels are open on the server in this kernel, in words; empty for none."""
+        count = self._server.session.watchers
+        return f"{count} panel{'s are' if count > 1 else ' is'} open in this kernel" if count else ""
 
     def epoch(self, model: str) -> int | None:
         """The number of the applied configuration."""
@@ -194,7 +211,14 @@ def _numbers(name: str, given: Any, kind: type[int] | type[float]) -> list[Any]:
 
 
 def profile(
-    server: Server, model: str, *, concurrency: int | None, rate: float | None, inputs: Any = None, **options: Any
+    server: Server,
+    model: str,
+    *,
+    concurrency: int | None,
+    rate: float | None,
+    inputs: Any = None,
+    measure: MeasureOptions | None = None,
+    **options: Any,
 ) -> Point:
     """Measures one load point; see ``Server.profile``."""
     loads = loads_of(concurrency, rate, options)
@@ -203,8 +227,58 @@ def profile(
             "profile measures one load point",
             hint="give concurrency or rate; several: server.sweep(model, {}, concurrency=[1, 4])",
         )
-    with server.session.measuring_window(), Measurer(SessionTarget(server), model, inputs=inputs) as measurer:
+    with (
+        server.session.measuring_window(),
+        Measurer(SessionTarget(server), model, inputs=inputs, options=measure) as measurer,
+    ):
         return measurer.measure(loads[0])
+
+
+def ab(
+    server: Server,
+    model: str,
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+    *,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    against: str = "",
+    inputs: Any = None,
+    pairs: int = 6,
+    max_pairs: int = 24,
+    metric: str | None = None,
+    seed: int = 1,
+    measure: MeasureOptions | None = None,
+    store: RunStore | str | Path | None = "runs",
+    title: str = "",
+    stop: threading.Event | None = None,
+    **options: Any,
+) -> ABResult:
+    """Compares two configurations in interleaved blocks; see ``Server.ab``."""
+    loads = loads_of(concurrency, rate, {"duration_s": 1.0, "warmup_s": 0.2, "seed": seed, **options})
+    if len(loads) != 1:
+        raise InvalidRequest("ab compares at one load", hint="give concurrency or rate")
+    first, second = _one(server, model, a), _one(server, against or model, b)
+    judging = ABOptions(pairs, max_pairs, metric, seed, measure if measure is not None else MeasureOptions())
+    runs = RunStore(store) if isinstance(store, str | Path) else store
+    session = server.session
+    with contextlib.ExitStack() as stack:
+        for name in dict.fromkeys((model, against or model)):
+            stack.callback(session.begin_sweep(name))
+        stack.enter_context(session.measuring_window())
+        result = run_ab(
+            SessionTarget(server), model, first, second, loads[0], against=against, inputs=inputs, stop=stop,
+            on_block=lambda block: session.point_ended(), options=judging,
+        )  # fmt: skip
+    if runs is not None:
+        result.save(runs, title=title)
+    return result
+
+
+def _one(server: Server, model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """One side's settings in their normal form."""
+    normal = _checked(server, model, {path: [value] for path, value in settings.items()})
+    return {path: values[0] for path, values in normal.items()}
 
 
 def sweep(
@@ -223,6 +297,7 @@ def sweep(
     remeasure: bool = False,
     content: str = "",
     keep_samples: bool = False,
+    measure: MeasureOptions | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     show_progress: bool = True,
     stop: threading.Event | None = None,
@@ -248,6 +323,7 @@ def sweep(
         remeasure: when resuming, points that were not valid are measured again.
         content: what the model's files are (a version, a git hash), where they are not on this machine: to resume.
         keep_samples: store the stamps of every request and the server's records with each point.
+        measure: how strictly points are judged, and by which rule they count as stable.
         on_progress: hears of each point.
         show_progress: draw a bar while waiting.
         stop: once set, ends the sweep and keeps what was measured.
@@ -263,8 +339,9 @@ def sweep(
     grid = _checked(server, model, grid)
     runs = RunStore(store) if isinstance(store, str | Path) else store
     settings = SweepOptions(
-        title=title, kind=kind, resume=resume, remeasure=remeasure, content=content, keep_samples=keep_samples
-    )
+        title=title, kind=kind, resume=resume, remeasure=remeasure, content=content, keep_samples=keep_samples,
+        measure=measure if measure is not None else MeasureOptions(),
+    )  # fmt: skip
     session = server.session
     if not wait:
         hear = _tell_all(session, on_progress)

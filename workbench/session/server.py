@@ -22,7 +22,7 @@ from workbench.session.telling import TellingServer
 
 if TYPE_CHECKING:
     from workbench.export import ExportResult
-    from workbench.profiling import SweepJob, SweepResult
+    from workbench.profiling import ABResult, SweepJob, SweepResult
     from workbench.session.state import SessionState
 
 _FIELDS = frozenset(("priority", "timeout", "sequence_id", "sequence_start", "sequence_end"))
@@ -278,11 +278,30 @@ class Server(TellingServer):
             rate: requests/s of an open loop.
             options: ``inputs`` (what to send: arrays by name, several such, or a file as perf_analyzer's --input-data;
                 by default the model's example inputs), ``duration_s``, ``warmup_s``,
-                ``batch_size``, ``seed``, ``distribution`` (``poisson`` or ``constant``) and the rest of ``Load``.
+                ``batch_size``, ``seed``, ``distribution`` (``poisson`` or ``constant``) and the rest of ``Load``;
+                ``measure`` (``profiling.MeasureOptions``: how strictly it is judged).
         """
         from workbench.session.measuring import profile
 
         return profile(self, model, concurrency=concurrency, rate=rate, **options)
+
+    def ab(self, model: str, a: Mapping[str, Any], b: Mapping[str, Any], **options: Any) -> ABResult:
+        """Which of two configurations is faster, and by how much, or that it is too close to call.
+
+        ``server.ab("m", {"max_batch_size": 4}, {"max_batch_size": 8}, concurrency=8)``. They are measured in turn, in
+        blocks of a second, until it is decided; the configuration is put back at the end. Ctrl-C keeps what there is.
+
+        Args:
+            model: whose configuration.
+            a: values by configuration path; ``{}`` for the configuration as it is.
+            b: the other one's.
+            options: ``concurrency`` or ``rate``, ``against`` (B's model, where it is another one), ``metric`` (by what
+                it is decided: ``throughput``, ``mean_ms``, ``p50_ms`` or ``p99_ms``), ``pairs`` and ``max_pairs`` of
+                blocks, ``seed``, ``inputs``, ``duration_s`` of a block, ``measure``, ``store``, ``title``.
+        """
+        from workbench.session.measuring import ab
+
+        return ab(self, model, plain(a), plain(b), **options)
 
     def sweep(
         self, model: str, grid: Mapping[str, Sequence[Any]] | None = None, *, wait: bool = True, **options: Any

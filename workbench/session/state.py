@@ -288,6 +288,11 @@ class SessionState:
         return self._stop.is_set()
 
     @property
+    def watchers(self) -> int:
+        """How many panels (or others) are subscribed now."""
+        return len(self._subscribers)
+
+    @property
     def measuring(self) -> bool:
         """Whether a sweep or a profile runs: subscribers then hear mostly of the ends of points."""
         return self._windows_open > 0 or any(job.running for job in tuple(self.sweeps))
