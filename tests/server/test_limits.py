@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from certificates import write_certificates
 from grpc_models import SERVICE, Wire, framed
 from test_process import process
 from tritonclient.grpc import service_pb2 as pb
@@ -96,6 +97,39 @@ def test_grpc_connections_beyond_the_limit_are_closed(
         until(is_served)
         told = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
         assert told == ["GRPCInferenceService: 1 connection refused: 2 are open, the most that it takes"]
+
+
+def test_who_stops_in_the_handshake_of_tls_has_a_place_for_its_time(
+    repository: Path, start: Any, tmp_path: Path
+) -> None:
+    folder = write_certificates(tmp_path)
+    flags = [f"--grpc-server-{name}={folder / f'server.{end}'}" for name, end in (("cert", "pem"), ("key", "key"))]
+    limits = ("--grpc-use-ssl=true", "--grpc-port=0", "--grpc-max-connections=2", "--grpc-hello-timeout-secs=1")
+    options = grpc_options(parse(["--model-repository=.", *flags, *limits]))
+    with start(repository, replace(OPTIONS, grpc=options)) as server:
+        host, _, port = server.grpc_url.partition("://")[2].rpartition(":")
+
+        def is_served() -> bool:
+            client = triton.InferenceServerClient(
+                f"{host}:{port}", ssl=True, root_certificates=str(folder / "root.pem")
+            )
+            with contextlib.closing(client), contextlib.suppress(InferenceServerException):
+                return bool(client.is_server_live(client_timeout=5.0))
+            return False
+
+        assert is_served()
+        listener = server._listeners[1]
+        until(lambda: not listener.connections)  # type: ignore[attr-defined]
+        with contextlib.ExitStack() as stack:
+            silent = [stack.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(2)]
+            until(lambda: len(listener._coming) == 2)  # type: ignore[attr-defined]
+            assert not is_served()
+            assert listener.refused > 0  # type: ignore[attr-defined]
+            for each in silent:
+                with contextlib.suppress(ConnectionError):
+                    while each.recv(4096):  # until it is cut off
+                        pass
+            until(is_served)
 
 
 def test_clients_that_come_and_go_are_not_counted(repository: Path, start: Any) -> None:
