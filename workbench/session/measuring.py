@@ -339,17 +339,15 @@ def sweep(
     grid = _checked(server, model, grid)
     runs = RunStore(store) if isinstance(store, str | Path) else store
     settings = SweepOptions(
-        title=title, kind=kind, resume=resume, remeasure=remeasure, content=content, keep_samples=keep_samples,
-        measure=measure if measure is not None else MeasureOptions(),
-    )  # fmt: skip
+        title=title, kind=kind, resume=resume, remeasure=remeasure, content=content,
+        keep_samples=keep_samples, measure=measure or MeasureOptions())  # fmt: skip
     session = server.session
     if not wait:
-        hear = _tell_all(session, on_progress)
         end = session.begin_sweep(model)
         try:
             job = SweepJob(
-                target, model, grid, loads,
-                on_progress=hear, on_end=end, inputs=inputs, store=runs, options=settings, stop=stop,
+                target, model, grid, loads, inputs=inputs, store=runs, options=settings, stop=stop,
+                on_progress=_tell_all(session, on_progress), on_end=end,
             )  # fmt: skip
             session.watch(job)
             return job.start()
@@ -359,9 +357,9 @@ def sweep(
     with contextlib.ExitStack() as stack:
         stack.callback(session.begin_sweep(model))
         stack.enter_context(session.measuring_window())
-        tell = _tell_all(session, stack.enter_context(_bar(show_progress, model)), on_progress)
+        hear = _tell_all(session, stack.enter_context(_bar(show_progress, model)), on_progress)
         return run_sweep(
-            target, model, grid, loads, inputs=inputs, store=runs, on_progress=tell, stop=stop, options=settings
+            target, model, grid, loads, inputs=inputs, store=runs, on_progress=hear, stop=stop, options=settings
         )
 
 
