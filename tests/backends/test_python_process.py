@@ -383,6 +383,17 @@ def test_more_than_the_socket_takes_waits_in_order(host: Host, open_in: Callable
         assert (got == i + 1).all()
 
 
+def test_memory_of_large_batches_is_used_again_at_once(host: Host, open_in: Callable[..., Model]) -> None:
+    """Also where the model answers with its input as it is: no collector has to come first."""
+    model = open_in(body(answer("x")))
+    array = np.ones((1, 300_000), np.float32)
+    for _ in range(40):
+        assert model.run(array).one().as_numpy("OUT").shape == array.shape
+        gc.collect()  # of this process, which keeps its own batches
+    maps = Path(f"/proc/{pid_of(model)}/maps").read_text().count("memfd:workbench")
+    assert maps <= 6, "one or two each way, and one on its way"
+
+
 def test_large_and_small_batches_share_a_bounded_pool(host: Host, open_in: Callable[..., Model]) -> None:
     model = open_in(body(answer("x")))
     rng = np.random.default_rng(7)

@@ -19,6 +19,7 @@ from workbench.server.grpc_message import (
     BadMessage,
     first_content,
     framed,
+    framed_apart,
     packed,
     percent_encoded,
     status_number,
@@ -44,7 +45,7 @@ class Carrier(Protocol):
     def send_head(self, call: Call, encoding: str) -> None:
         """Begins the answer; ``encoding`` names its compression, empty for none."""
 
-    def send_message(self, call: Call, data: bytes) -> int:
+    def send_message(self, call: Call, data: Buffer) -> int:
         """Sends a message; gives how many bytes of the call's messages now wait for the client."""
 
     def send_status(self, call: Call, status: int, text: bytes) -> None:
@@ -232,7 +233,7 @@ class Call:
         """A message as it goes on the wire, from pieces. On any thread."""
         return packed(parts, self.wanted) if self.wanted else framed(parts)
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: Buffer) -> None:
         """Sends what ``frame`` has made; does nothing when the call has ended.
 
         Sets ``backlogged`` when more than the limit waits for the client; ``Receiver.drained`` is then called.
@@ -249,6 +250,15 @@ class Call:
         """Sends the only message, which ``frame`` has made, and ends the call."""
         self.send(data)
         self.finish()
+
+    def reply_apart(self, parts: Sequence[Buffer]) -> int:
+        """As ``reply`` with the uncompressed message, large parts as they are. Gives the bytes of it all."""
+        size = 0
+        for piece in framed_apart(parts):
+            self.send(piece)
+            size += len(piece)
+        self.finish()
+        return size
 
     def finish(self, status: int = OK, text: str = "") -> None:
         """Ends the call with a status; does nothing when it has ended."""

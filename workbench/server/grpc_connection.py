@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import ngh2
 
+from workbench.protocol.binary import Buffer
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_flow import FRAME, WHOLE_WINDOW, FlowControl
 from workbench.server.grpc_message import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _KNOWN_HEADS = 8
 _CHUNK = 256 * 1024
+_AT_ONCE = 16 * 1024 * 1024  # ngh2 copies less where it is asked for all; of more it is asked for pieces
 _HIGH_WATER = 1024 * 1024
 _TWO_HOURS_S = 7200.0
 _HEADER_LIST = 16 * 1024
@@ -300,7 +302,7 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
             with contextlib.suppress(ngh2.NGH2Error):  # reset, which the next events will say
                 self._h2.send_response(call.stream_id, _HEADS[encoding])
 
-    def send_message(self, call: Call, data: bytes) -> int:
+    def send_message(self, call: Call, data: Buffer) -> int:
         """See ``Carrier``."""
         if call.stream_id not in self.calls:
             return 0
@@ -352,10 +354,14 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
             self._look_at_unread()
             return
         try:
-            while data := h2.data_to_send(_CHUNK):
-                transport.write(data)
-                if len(data) < _CHUNK or self._is_paused():
-                    break
+            if h2.queued_body_size() <= _AT_ONCE:
+                if data := h2.data_to_send():
+                    transport.write(data)
+            else:
+                while data := h2.data_to_send(_CHUNK):
+                    transport.write(data)
+                    if len(data) < _CHUNK or self._is_paused():
+                        break
             if self._finishing:
                 self._stop_senders()
         except (ngh2.NGH2Error, MemoryError):

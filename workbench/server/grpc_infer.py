@@ -19,7 +19,7 @@ from workbench.protocol.tensors import InferenceResponse
 from workbench.server.grpc_asked import Asked, Requests
 from workbench.server.grpc_call import Call, Hold
 from workbench.server.grpc_codec import of_stream
-from workbench.server.grpc_message import OK, status_number
+from workbench.server.grpc_message import LARGE, OK, status_number
 from workbench.server.grpc_options import GrpcOptions
 
 if TYPE_CHECKING:
@@ -126,15 +126,21 @@ class _Unary:
             if asked.answer_takes_long(call, response):
                 self._calls.api.infer.off_loop(call, lambda: call.frame(asked.encode(response)), self._reply)
             else:
-                self._reply(call.frame(asked.encode(response)))
+                parts = asked.encode(response)
+                if call.wanted or all(len(part) < LARGE for part in parts):
+                    self._reply(call.frame(parts))
+                else:
+                    self._count(call.reply_apart(parts))
         except Exception as error:  # an answer that cannot be written is an error to the client, not to the loop
             call.fail(error)
 
     def _reply(self, data: bytes) -> None:
-        assert self._asked is not None
-        if self._asked.count is not None:
-            self._asked.count.sent += len(data)
+        self._count(len(data))
         self._call.reply(data)
+
+    def _count(self, size: int) -> None:
+        if self._asked is not None and self._asked.count is not None:
+            self._asked.count.sent += size
 
 
 class _Turn:

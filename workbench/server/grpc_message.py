@@ -26,7 +26,8 @@ _BY_CODE = {code: _NUMBERS[code.grpc_status] for code in Code}
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
 _WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
-_LARGE = 64 * 1024
+LARGE = 64 * 1024
+"""Parts of messages from here on, bytes, are not copied where that can be."""
 ENCODINGS = b"identity, deflate, gzip"
 """What ``grpc-accept-encoding`` says of this server, and the ``grpc-encoding`` values that it takes."""
 
@@ -77,6 +78,25 @@ def framed(parts: Sequence[Buffer]) -> bytes:
     """One message, uncompressed, with its framing."""
     size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
     return b"".join((b"\0", size.to_bytes(4, "big"), *parts))
+
+
+def framed_apart(parts: Sequence[Buffer]) -> list[Buffer]:
+    """One message, uncompressed, with its framing, in pieces: large parts are not copied."""
+    size = 0
+    pieces: list[Buffer] = []
+    small: list[Buffer] = [b""]
+    for part in parts:
+        length = part.nbytes if isinstance(part, memoryview) else len(part)
+        size += length
+        if length < LARGE:
+            small.append(part)
+        else:
+            pieces += (b"".join(small), part)
+            small = []
+    if small:
+        pieces.append(b"".join(small))
+    pieces[0] = b"".join((b"\0", size.to_bytes(4, "big"), pieces[0]))
+    return pieces
 
 
 def packed(parts: Sequence[Buffer], encoding: str) -> bytes:
@@ -205,7 +225,7 @@ class Assembler:
             raise BadMessage(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {MAX_MESSAGE})")
         self._need = FRAMING + size
         if len(data) < self._need - self._have:
-            if size >= _LARGE:
+            if size >= LARGE:
                 before = b"".join(self._parts)
                 # its pages are taken as they are written: what a client only announces costs nothing
                 self._large = aligned(self._need, FRAMING + self._content_at((before + data)[FRAMING:]))

@@ -71,6 +71,8 @@ class Responder:
             self._close(range(batch.size) if error else batch.given_back)
         with self._lock:
             entries, packer = self._entries, self._packer
+            # the batch and this know each other: what they hold stays until the collector comes, an input's slab even
+            self._entries, self._packer = [], wire.Packer()
         packed, kinds = (None, self._kinds) if self._kinds is not None else (tuple(entries), packer.kinds)
         back = tuple(batch.given_back)
         head = (self.number, True, batch.input_end, batch.output_start, error, packed, kinds, back)
