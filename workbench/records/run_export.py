@@ -109,10 +109,13 @@ def export_table(
 
 
 def _flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """Lists and mappings as JSON text: not every format has them, and a column of a grid may mix them with numbers."""
+    """Lists, mappings and columns of mixed kinds as JSON text: not every format has them."""
     out = frame.copy()
     for name in out.columns:
-        if out[name].dtype == object and any(isinstance(value, list | tuple | Mapping) for value in out[name]):
+        if out[name].dtype != object:
+            continue
+        kinds = {type(value) for value in out[name] if value is not None}
+        if len(kinds) > 1 or any(issubclass(kind, list | tuple | Mapping) for kind in kinds):
             out[name] = [None if value is None else orjson.dumps(plain(value)).decode() for value in out[name]]
     return out
 
