@@ -13,7 +13,7 @@ def test_it_says_in_a_sentence_where_the_time_went() -> None:
     found = waterfall_of(busy_instance().columns(), 1)
     assert found.title == 'Request 1 "slow one" of m: 12.5 ms'
     assert found.sentence == (
-        "Waited 6.00 ms for instance m_0, busy with 2 batches, 17 to 18 (10 rows); waited 1.00 ms for more requests to "
+        "Waited 6.00 ms for instance m_0, busy with batches 17 and 18 (10 rows); waited 1.00 ms for more requests to "
         "share its batch (max_queue_delay_microseconds); ran 5.00 ms on m_0 in batch 19, with 1 other request (3 rows; "
         "formed because the queue delay was over)."
     )

@@ -306,7 +306,9 @@ class _Maker:
             return "earlier batches"
         if len(numbers) == 1:
             return f"batch {numbers[0]} ({rows})"
-        return f"{len(numbers)} batches, {numbers[0]} to {numbers[-1]} ({rows})"
+        if len(numbers) <= 3:
+            return f"batches {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} ({rows})"
+        return f"{len(numbers)} batches, the last of them {numbers[-1]} ({rows})"
 
     def _running(self, row: int) -> Iterator[tuple[int, str]]:
         record = self._record(row)
