@@ -14,24 +14,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tritonclient import http
+from wire_models import LIMIT, TYPES, add_echo, serving
 
 import workbench as wb
-from workbench.engine import EngineOptions, InferenceEngine
-from workbench.server import RunningServer, ServerOptions, serve_engine
+from workbench.server import RunningServer
 
-TYPES = ("FP32", "FP16", "BF16", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "BOOL")
-MODEL = """import triton_python_backend_utils as pb
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            given = pb.get_input_tensor_by_name(request, "IN0")
-            answers.append(pb.InferenceResponse([pb.Tensor.from_dlpack("OUT", given.to_dlpack())]))
-        return answers
-"""
-LIMIT = 1 << 20
 ODD = [math.nan, math.inf, -math.inf, 1.0, 2.0, 3.0]
 
 
@@ -40,20 +27,9 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server of identities IN0 -> OUT, one for each data type, named by it in lower case."""
     root = tmp_path_factory.mktemp("wire")
     for kind in TYPES:
-        (root / kind.lower() / "1").mkdir(parents=True)
-        (root / kind.lower() / "1" / "model.py").write_text(MODEL)
-        (root / kind.lower() / "config.pbtxt").write_text(
-            f'backend: "python"\nmax_batch_size: 8\ninput {{ name: "IN0" data_type: TYPE_{kind} dims: -1 }}\n'
-            f'output {{ name: "OUT" data_type: TYPE_{kind} dims: -1 }}\n'
-            'parameters { key: "WORKBENCH_EXECUTION" value { string_value: "thread" } }\n'
-        )
-    engine = InferenceEngine(EngineOptions(repositories=(root,), control_mode="explicit", load_models=("*",)))
-    engine.start()
-    try:
-        with serve_engine(engine, ServerOptions(max_input_size=LIMIT, exit_timeout_s=5.0)) as server:
-            yield server
-    finally:
-        engine.stop(10)
+        add_echo(root, kind.lower(), kind)
+    with serving(root) as server:
+        yield server
 
 
 def ask(server: RunningServer, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any, bytes]:
