@@ -33,6 +33,23 @@ MODELS = {
 }
 """Identities INPUT0 -> OUTPUT0 with max_batch_size 8: data type and last dimension."""
 
+SPARE = "spare"
+"""One more, that nobody infers with: it may be loaded and unloaded."""
+
+CONFIGS = (
+    '{"backend":"onnxruntime","max_batch_size":8}',
+    '{"name":"spare","backend":"onnxruntime","max_batch_size":4,'
+    '"input":[{"name":"INPUT0","data_type":"TYPE_FP32","dims":[4]}],'
+    '"output":[{"name":"OUTPUT0","data_type":"TYPE_FP32","dims":[4]}],"dynamic_batching":{}}',
+    '{"backend":"none"}',
+    "{}",
+    "[",
+)
+"""Configurations for loads of it, right and wrong."""
+
+REGION_BYTES = 4096
+"""Size of a region of shared memory that exists."""
+
 REPEAT = """import numpy as np
 import triton_python_backend_utils as pb
 
@@ -49,9 +66,35 @@ class TritonPythonModel:
 """
 
 
+ZEROS = """import numpy as np
+import triton_python_backend_utils as pb
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        counts = [int(pb.get_input_tensor_by_name(request, "COUNT").as_numpy()[0]) for request in requests]
+        return [pb.InferenceResponse([pb.Tensor("ZEROS", np.zeros(min(count, 1 << 20), np.uint8))]) for count in counts]
+"""
+
+
+def _write_python(root: Path, name: str, source: str, output: str, more: str = "") -> None:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "1" / "model.py").write_text(source)
+    (root / name / "config.pbtxt").write_text(
+        f'backend: "python"\n{more}'
+        'input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+        f"output [ {{ {output} }} ]\n"
+        "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+        'parameters { key: "WORKBENCH_EXECUTION" value { string_value: "thread" } }\n'
+    )
+
+
 def write_models(root: Path) -> Path:
-    """The repository: ``MODELS``, and ``repeat``, which answers COUNT times."""
-    for name, (datatype, dim) in MODELS.items():
+    """The repository: ``MODELS``, ``SPARE``, and two with an input COUNT.
+
+    ``repeat`` answers so often, ``zeros`` with so many bytes, up to a MiB.
+    """
+    for name, (datatype, dim) in {**MODELS, SPARE: MODELS["echo"]}.items():
         shape = [None, None if dim == -1 else dim]
         graph = helper.make_graph(
             [helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])],
@@ -70,22 +113,21 @@ def write_models(root: Path) -> Path:
             f'output [ {{ name: "OUTPUT0" data_type: {kind} dims: [ {dim} ] }} ]\n'
             "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
         )
-    (root / "repeat" / "1").mkdir(parents=True)
-    (root / "repeat" / "1" / "model.py").write_text(REPEAT)
-    (root / "repeat" / "config.pbtxt").write_text(
-        'backend: "python"\nmodel_transaction_policy { decoupled: true }\n'
-        'input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
-        'output [ { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
-        "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
-        'parameters { key: "WORKBENCH_EXECUTION" value { string_value: "thread" } }\n'
-    )
+    decoupled = "model_transaction_policy { decoupled: true }\n"
+    _write_python(root, "repeat", REPEAT, 'name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ]', decoupled)
+    _write_python(root, "zeros", ZEROS, 'name: "ZEROS" data_type: TYPE_UINT8 dims: [ -1 ]')
     return root
 
 
 class FuzzedServer:
-    """A running server. ``address`` is HOST:PORT of HTTP, ``ready`` the line that it printed when it was."""
+    """A running server.
 
-    def __init__(self, process: subprocess.Popen[str], ready: str, log: Path) -> None:
+    ``address`` is HOST:PORT of HTTP, ``ready`` the line that it printed when it was, ``region`` the key of shared
+    memory that a client may register.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], ready: str, log: Path, region: str = "") -> None:
+        self.region = region
         self.process = process
         self.ready = ready
         self.log = log
@@ -121,9 +163,12 @@ def fuzzed_server(root: Path, *flags: str) -> Iterator[FuzzedServer]:
     """Serves ``write_models`` with small limits; at the end it must still stop cleanly."""
     write_models(root / "models")
     log = root / "log"
+    region = Path(f"/dev/shm/fuzz_{os.getpid()}_{root.name}")
+    region.write_bytes(bytes(REGION_BYTES))
     command = [
         sys.executable, "-m", "workbench.server", f"--model-repository={root / 'models'}", "--http-port=0",
-        "--metrics-port=0", "--grpc-port=0", f"--http-max-input-size={MAX_INPUT}", "--allow-client-shm=true", *flags,
+        "--metrics-port=0", "--grpc-port=0", f"--http-max-input-size={MAX_INPUT}", "--allow-client-shm=true",
+        "--model-control-mode=explicit", "--load-model=*", *flags,
     ]  # fmt: skip
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
@@ -131,13 +176,14 @@ def fuzzed_server(root: Path, *flags: str) -> Iterator[FuzzedServer]:
             assert process.stdout is not None
             ready = next((line for line in process.stdout if "workbench: ready" in line), "")
             assert ready, log.read_text()[-3000:]
-            yield FuzzedServer(process, ready, log)
+            yield FuzzedServer(process, ready, log, f"/{region.name}")
             process.terminate()
             assert process.wait(60) == 0, log.read_text()[-3000:]
         finally:
             process.kill()
             process.wait()
             process.stdout.close()  # type: ignore[union-attr]
+            region.unlink(missing_ok=True)
 
 
 def float32(values: list[float]) -> list[float]:

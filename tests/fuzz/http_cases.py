@@ -105,7 +105,7 @@ PATHS = (
     "/v2/models/stats",    "/v2/models/echo/config", "/v2/models/echo/stats", "/v2/models/echo/versions/1/stats",
     "/v2/models/echo/versions/1",
     "/v2/models/echo/versions/99999999999999999999", "/v2/models/nobody", "/v2/repository/index", "/v2/logging",
-    "/v2/repository/models/echo/load", "/v2/repository/models/echo/unload", "/v2/repository/x/index",
+    "/v2/repository/models/spare/load", "/v2/repository/models/spare/unload", "/v2/repository/x/index",
     "/v2/repository/models/..%2f..%2fetc/load", "/v2/trace/setting", "/v2/models/echo/trace/setting",
     "/v2/systemsharedmemory/status", "/v2/systemsharedmemory/region/r/register", "/v2/systemsharedmemory/unregister",
     "/v2/systemsharedmemory/region/r/unregister", "/v2/cudasharedmemory/status",
