@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import resource
 import selectors
 import socket
 import threading
@@ -145,13 +146,23 @@ def test_clients_that_come_and_go_are_not_counted(repository: Path, start: Any) 
 
 
 def test_the_limit_leaves_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    import resource
-
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1000, 1000))
     assert connection_limit(4096) == 250
     assert connection_limit(100) == 100
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert connection_limit(4096) == 4096
+
+
+def test_a_server_process_may_open_files_for_its_connections(repository: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+
+    flags = ("--model-control-mode=explicit", "--log-info=false")
+    with process(repository, *flags, preexec_fn=few) as (child, _):
+        soft = psutil.Process(child.pid).rlimit(psutil.RLIMIT_NOFILE)[0]
+    assert soft == 16384 or (hard != resource.RLIM_INFINITY and soft == min(16384, hard))
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import ssl
@@ -59,6 +60,21 @@ def connection_limit(asked: int) -> int:
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return asked if files == resource.RLIM_INFINITY else min(asked, max(1, files // 4))
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as ``MAX_CONNECTIONS`` ask for, as far as the system allows it.
+
+    Shells give 1024 by default and allow more; it is for a process of the server's own, not for a notebook's.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * MAX_CONNECTIONS
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Listener(Generic[C]):

@@ -22,6 +22,7 @@ from workbench.server.access import parse_restrictions
 from workbench.server.arguments import backend_config, host_policies, parse, without_effect
 from workbench.server.grpc_arguments import grpc_options
 from workbench.server.http import HttpLimits
+from workbench.server.listener import raise_file_limit
 from workbench.server.logs import log_event, start_logging
 from workbench.server.options import ServerOptions
 
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace, settings: LogSettings) -> int:
     for name in without_effect(args):
         LOG.warning("%s is tritonserver's and has no effect here", name)
+    raise_file_limit()
     with _Stop(args.owner_fd) as stop:
         return _run(args, settings, stop)
 
