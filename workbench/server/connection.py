@@ -101,6 +101,7 @@ class HttpConnection(asyncio.Protocol):
         self._current = None
         self._incoming = None
         self._parser = None
+        self._body = Body()  # what had come is not kept until the collector looks
         self._share.close()
 
     def _abandon(self) -> None:

@@ -115,6 +115,7 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
         """The client is gone: what it waits for is cancelled."""
         self.server.connections.discard(self)
         self.transport = None
+        self._on_event = {}  # else the answers in it would be kept until the collector looks
         self._inside.clear()
         self.server.halves.forget(self)
         self.server.unread.note(self, 0, 0.0, taken=True)
