@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fuzzed_server import MAX_INPUT, MODELS
+from fuzzed_server import CONFIGS, MAX_INPUT, MODELS, REGION_BYTES, SPARE
 
 INFER = "/v2/models/{}/infer"
 
@@ -115,6 +115,25 @@ PATHS = (
     "/v2/workbench", "/v2/workbench/records?after=1", "/v2/workbench/shutdown", "/", "*", "//", "/v2/../v2", "/v2?a=b",
     "/%ff%fe", "/v2/models/%E6%A8%A1/infer", "http://localhost/v2", "http://", "/v2/models/" + "a" * 3000,
 )  # fmt: skip
+ROUTES: tuple[tuple[str, dict[str, Any] | None], ...] = (
+    ("/v2", None), ("/v2/health/live", None), ("/v2/health/ready", None), ("/v2/models/stats", None),
+    ("/v2/models/{model}{version}", None), ("/v2/models/{model}{version}/ready", None),
+    ("/v2/models/{model}{version}/config", None), ("/v2/models/{model}{version}/stats", None),
+    ("/v2/models/{model}{version}/infer", {}), ("/v2/models/{model}{version}/generate", {}),
+    ("/v2/models/{model}{version}/generate_stream", {}), ("/v2/models/{model}/trace/setting", None),
+    ("/v2/models/{model}/trace/setting", {"trace_rate": "7"}), ("/v2/trace/setting", None),
+    ("/v2/trace/setting", {"trace_count": "5"}), ("/v2/logging", None), ("/v2/logging", {"log_info": True}),
+    ("/v2/repository/index", {"ready": True}), ("/v2/repository/models/{load}/load", {}),
+    ("/v2/repository/models/{spare}/unload", {"parameters": {"unload_dependents": True}}),
+    ("/v2/systemsharedmemory/status", None), ("/v2/systemsharedmemory/region/{region}/status", None),
+    ("/v2/systemsharedmemory/region/{region}/register", {"offset": 0, "byte_size": REGION_BYTES}),
+    ("/v2/systemsharedmemory/region/{region}/unregister", {}), ("/v2/systemsharedmemory/unregister", {}),
+    ("/v2/cudasharedmemory/status", None), ("/v2/cudasharedmemory/region/{region}/status", None),
+    ("/v2/cudasharedmemory/region/{region}/register",
+     {"raw_handle": {"b64": "AAAA"}, "device_id": 0, "byte_size": 8}),
+    ("/v2/cudasharedmemory/region/{region}/unregister", {}), ("/v2/cudasharedmemory/unregister", {}),
+)  # fmt: skip
+"""Every route with what it takes by POST; None: by GET."""
 HEADERS = (
     ("Content-Length", ("0", "-1", "5", "+5", "0x5", "5, 5", "9" * 20, "3000000000", " ", "5 5", "2097152")),
     ("Transfer-Encoding", ("chunked", "gzip, chunked", "chunked, gzip", "identity", "CHUNKED", "x", "")),
@@ -160,12 +179,14 @@ def post(path: str, body: bytes, headers: tuple[tuple[str, str], ...] = (), leng
 
 
 class Maker:
-    """Makes cases, the same ones for the same seed."""
+    """Makes cases, the same ones for the same seed. ``region``: the key of shared memory that exists."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, region: str = "") -> None:
         self.random = random.Random(seed)
+        self.region = region
         self._kinds: tuple[tuple[int, Callable[[], Case]], ...] = (
-            (30, self.json), (14, self.bytes), (14, self.binary), (6, self.compressed), (12, self.endpoint),
+            (30, self.json), (14, self.bytes), (14, self.binary), (6, self.compressed), (9, self.endpoint),
+            (9, self.route),
             (8, self.head), (6, self.raw), (6, self.chunked), (4, self.pipelined),
         )  # fmt: skip
 
@@ -355,6 +376,34 @@ class Maker:
         if self.random.random() < 0.3:
             return Case("endpoint", f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode("latin-1"))
         return Case("endpoint", post(path, body))
+
+    def route(self) -> Case:
+        """A route with what it takes, which may be spoiled."""
+        chance = self.random
+        model = chance.choice((*MODELS, "repeat"))
+        version = chance.choice(("", "", "/versions/1"))
+        load = chance.choices((SPARE, "nobody"), (1, 9))[0]  # a load takes its time
+        name, good = chance.choice(ROUTES)
+        path = name.format(model=model, version=version, load=load, spare=SPARE, region=chance.choice("rs"))
+        if good is None:
+            return Case(f"GET {name}", f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        if name.endswith("/load"):
+            good = {"parameters": {"config": chance.choice(CONFIGS)}} if chance.random() < 0.7 else {}
+        elif name.endswith("/register"):
+            good = good | {"key": self.region}
+        elif "{model}" in name and "generate" in name:
+            path = path.replace(f"/{model}/", "/repeat/")
+            good = {"COUNT": [chance.randint(0, 5)], "id": chance.choice(STRINGS[:8])}
+        elif name.endswith("/infer"):
+            good = self.request(model)
+            if chance.random() < 0.3:
+                (entry,) = good["inputs"]
+                entry.pop("data")
+                entry["parameters"] = {
+                    "shared_memory_region": "r",
+                    "shared_memory_byte_size": chance.choice((16, 4096)),
+                }
+        return Case(f"POST {name}", post(path, self.spoiled(good)))
 
     def head(self) -> Case:
         """A head that may be anything."""

@@ -12,12 +12,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from fuzzed_server import MODELS, float32
+from fuzzed_server import MODELS, FuzzedServer, float32
 from http_answers import Answer, Broken, read_answer
 from http_cases import Case, Maker, encode, post
 
 PATIENCE_S = 60.0
 SENTINEL_EACH = 25
+LOOK_EACH = 5000
+STATUSES = {200, 400, 401, 403, 404, 405, 408, 413, 431, 500, 501, 503}
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Outcome:
     kinds: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
     compared: int = 0
+    well: Counter[str] = field(default_factory=Counter)
+    """Answers of 200 by kind of input."""
 
     def text(self) -> str:
         """For people."""
@@ -64,9 +68,9 @@ class _Line:
 
 
 class _Client:
-    def __init__(self, address: str, seed: int, outcome: Outcome, lock: threading.Lock) -> None:
-        self._line = _Line(address)
-        self._maker = Maker(seed)
+    def __init__(self, server: FuzzedServer, seed: int, outcome: Outcome, lock: threading.Lock) -> None:
+        self._line = _Line(server.address)
+        self._maker = Maker(seed, server.region)
         self._outcome = outcome
         self._lock = lock
         self._count = 0
@@ -87,8 +91,12 @@ class _Client:
             self._outcome.inputs += 1
             self._outcome.kinds[case.kind] += 1
             self._outcome.answers.update(str(each.status) for each in answers)
+            self._outcome.well[case.kind] += sum(each.status == 200 for each in answers)
             if not answers:
                 self._outcome.answers["closed without an answer"] += 1
+        odd = {each.status for each in answers} - STATUSES
+        if odd:
+            raise Broken(f"statuses that no answer has: {odd}")
         if case.good and [each.status for each in answers] != [200]:
             raise Broken(f"a good request was answered {answers}")
         if case.body and answers:
@@ -195,14 +203,20 @@ def _equal(left: list[Any], right: list[Any]) -> bool:
     )
 
 
-def fuzz(address: str, count: int, seed: int, clients: int = 4) -> Outcome:
-    """Sends ``count`` cases from several clients at once; raises what any of them finds."""
+def fuzz(server: FuzzedServer, count: int, seed: int, clients: int = 4) -> Outcome:
+    """Sends ``count`` cases from several clients at once; raises what any of them finds.
+
+    Memory, log and life of the server are looked at now and then.
+    """
     outcome, lock, found = Outcome(), threading.Lock(), []
     start = time.perf_counter()
 
     def one(number: int) -> None:
         try:
-            _Client(address, seed * 1000 + number, outcome, lock).run(count // clients)
+            client = _Client(server, seed * 1000 + number, outcome, lock)
+            for at in range(0, count // clients, LOOK_EACH):
+                client.run(min(LOOK_EACH, count // clients - at))
+                server.check()
         except BaseException as error:
             error.add_note(f"seed {seed * 1000 + number}")
             found.append(error)

@@ -11,12 +11,17 @@ from http_run import fuzz
 
 def run(root: Path, count: int, seed: int) -> None:
     with fuzzed_server(root) as server:
-        outcome = fuzz(server.address, count, seed)
+        outcome = fuzz(server, count, seed)
         print(outcome.text(), f"{server.grown() / 2**20:.0f} MiB more than at the start")
         assert outcome.inputs >= count - 4
         assert outcome.answers["200"] > count // 10, "many are right after all"
         assert outcome.compared > count // 50
         server.check()
+        if count > 10_000:
+            never = {kind for kind in outcome.kinds if " /v2" in kind and not outcome.well[kind]}
+            assert never == {f"POST /v2/cudasharedmemory/region/{{region}}/{each}" for each in ("register",)}, (
+                "each of the others was well answered at times"
+            )
 
 
 def test_a_sample_of_the_fuzz(tmp_path: Path) -> None:
