@@ -14,7 +14,7 @@ from panel_helpers import wait_for, write_model
 
 from workbench.session.opening import connect
 
-pytestmark = pytest.mark.oracle
+pytestmark = [pytest.mark.full, pytest.mark.oracle]
 
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
 
@@ -61,6 +61,7 @@ def test_panels_over_a_real_triton(triton: Any, tmp_path: Path) -> None:
     assert "remote server" in overview._head.value
     assert "1 of 1 ready" in overview._head.value
     assert "this server gives none" in triton.panel("devices")._head.value
+    assert "gives no per-request records" in triton.panel("timeline")._said.value
 
     config = triton.panel("config", model="double")
     config.form[DELAY].value = 2000

@@ -89,6 +89,10 @@ def test_a_remote_triton_says_that_it_has_no_records(remote: Server) -> None:
     for ask_for in (remote.timeline, lambda: remote.waterfall(1)):
         with pytest.raises(Unsupported, match="gives no per-request records"):
             ask_for()
+    panel = remote.panel("timeline")
+    assert "gives no per-request records" in panel._said.value
+    assert "No request ended here" in panel.to_html()
+    panel.close()
 
 
 @pytest.fixture
