@@ -12,7 +12,6 @@ from typing import Any
 
 import ngh2
 import numpy as np
-import psutil
 import pytest
 from grpc_models import SERVICE, Wire, framed, request, values_of, write_models
 from tritonclient.grpc import service_pb2 as pb
@@ -53,21 +52,6 @@ def raw(server: RunningServer) -> socket.socket:
     made = socket.create_connection((host, int(port)), timeout=20)
     made.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
     return made
-
-
-def flood(server: RunningServer, data: bytes, times: int) -> None:
-    """Sends the same bytes until the server has closed; a test that it does."""
-    with raw(server) as made:
-        closed = False
-        with contextlib.suppress(OSError):
-            for _ in range(times):
-                made.sendall(data)
-        with contextlib.suppress(ConnectionError):
-            made.settimeout(20)
-            while made.recv(1 << 16):
-                pass
-        closed = True
-        assert closed
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
@@ -299,48 +283,6 @@ def test_large_messages_wait_for_each_other(served: RunningServer, repository: A
         assert not open_streams
         for data in body.values():
             assert pb.ModelInferResponse.FromString(bytes(data[5:])).raw_output_contents == asked.raw_input_contents
-
-
-def test_rapid_resets(served: RunningServer) -> None:
-    with Wire(served.grpc_url) as wire:
-        before = psutil.Process().memory_info().rss
-        message = request("slow", 1).SerializeToString()
-        with contextlib.suppress(OSError, ngh2.NGH2Error):
-            for _ in range(5_000):
-                stream = wire.call("ModelInfer", message)
-                wire.h2.reset_stream(stream)
-                wire.flush()
-        with contextlib.suppress(OSError, ngh2.NGH2Error):
-            wire.until_closed()
-        assert wire.closed
-        assert psutil.Process().memory_info().rss - before < 100 << 20
-    assert still_serves(served)
-
-
-def test_floods_of_frames_that_cost_nothing(served: RunningServer) -> None:
-    flood(served, frame(4, 0, 0, struct.pack(">HI", 3, 100)) * 1000, 2000)  # settings
-    flood(served, frame(6, 0, 0, bytes(8)) * 1000, 2000)  # pings
-    flood(served, frame(1, 0, 1, b"\x82") + frame(9, 0, 1, b"") * 1000, 50)  # continuations without an end
-    flood(served, frame(1, 4, 1, b"\x00\x01a" + b"\x7f\xff\xff\x03" + bytes(60_000)), 50)  # a header without measure
-    flood(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 1)
-    assert still_serves(served)
-
-
-def test_headers_that_are_too_long(served: RunningServer) -> None:
-    with Wire(served.grpc_url) as wire:
-        wire.call("ServerLive", b"", headers={f"x-{number}": "v" * 7000 for number in range(10)})
-        wire.until_closed()
-    assert still_serves(served)
-
-
-def test_another_protocol(served: RunningServer) -> None:
-    host, _, port = served.grpc_url.partition("://")[2].rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as made:
-        made.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            while made.recv(4096):
-                pass
-    assert still_serves(served)
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
