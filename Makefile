@@ -4,6 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
+# The tests start hundreds of Python processes, each of which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+# `make test WORKERS=2` runs the tests file by file on so many processes, for most of them wait for processes; what
+# measures, injects faults under load or drives a browser has the cores for itself, at the end.
+WORKERS ?= 1
+ALONE := tests/live tests/faults tests/notebooks
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore=%)
+
 .PHONY: demo test test-full soak lab check bench models clean
 
 $(STAMP): pyproject.toml
@@ -22,9 +31,14 @@ models: $(STAMP)
 	$(BIN)/workbench models build
 
 test: $(STAMP)
+ifeq ($(WORKERS),1)
 	$(BIN)/python -m pytest
+else
+	@status=0; set -x; \
+	$(BIN)/python -m pytest $(SPREAD) || status=1; $(BIN)/python -m pytest $(ALONE) || status=1; exit $$status
+endif
 
-# Adds the heavy ones (the real tritonserver, perf_analyzer) and the long proofs at a tenth of their size.
+# Adds the heavy ones (the real tritonserver, perf_analyzer) and the long proofs at a tenth of their size or less.
 test-full: $(STAMP)
 	$(BIN)/python -m pytest -m full
 

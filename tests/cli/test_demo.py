@@ -38,11 +38,16 @@ def _link(source: str, target: str) -> None:
     Path(target).symlink_to(source)
 
 
+@pytest.mark.parametrize("names", ["exchanged", pytest.param("their own", marks=pytest.mark.full)])
 def test_batching_is_turned_on_where_it_pays_and_the_names_do_not_matter(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], names: str
 ) -> None:
+    pays, does_not = "mlp_4096", "magika"
+    if names == "exchanged":
+        exchange(repository, tmp_path / "exchanged")
+        repository, pays, does_not = tmp_path / "exchanged", does_not, pays
     models = demo(repository, tmp_path / "demo", capsys)
-    mlp, magika = models["mlp_4096"], models["magika"]
+    mlp, magika = models[pays], models[does_not]
     assert (mlp["batching"], magika["batching"]) == ("on", "off")
     assert mlp["after"]["throughput"] >= 3 * mlp["before"]["throughput"]
     for outcome in (mlp, magika):
@@ -56,17 +61,11 @@ def test_batching_is_turned_on_where_it_pays_and_the_names_do_not_matter(
     assert changed == {"max_batch_size", "dynamic_batching"}
     assert magika["after"]["config"] == magika["before"]["config"]
 
-    exported = tmp_path / "demo" / "export" / "model_repository" / "mlp_4096" / "config.pbtxt"
+    exported = tmp_path / "demo" / "export" / "model_repository" / pays / "config.pbtxt"
     written = ConfigDocument.parse(exported.read_bytes()).message
     assert written.max_batch_size == mlp["after"]["config"]["max_batch_size"]
-    source = ConfigDocument.parse((repository / "mlp_4096" / "config.pbtxt").read_bytes())
+    source = ConfigDocument.parse((repository / pays / "config.pbtxt").read_bytes())
     assert source.message.max_batch_size == 1, "the demo never touches the user's files"
-
-    exchanged = tmp_path / "exchanged"
-    exchanged.mkdir()
-    exchange(repository, exchanged)
-    models = demo(exchanged, tmp_path / "demo2", capsys)
-    assert (models["mlp_4096"]["batching"], models["magika"]["batching"]) == ("off", "on")
 
 
 def test_an_ensemble_is_not_tuned_but_what_it_is_made_of(

@@ -20,8 +20,8 @@ from workbench.engine import InferenceEngine
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 
-FAULTS = int(os.environ.get("WORKBENCH_FAULTS", "5"))
-"""How often the long proof injects each fault: a tenth of its full size, which ``make soak`` asks for."""
+FAULTS = int(os.environ.get("WORKBENCH_FAULTS", "3"))
+"""How often the long proof injects each fault: a fifteenth of its full size, which ``make soak`` asks for."""
 
 
 def request(model: str, *values: float, **fields: object) -> InferenceRequest:

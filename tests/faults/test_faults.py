@@ -126,7 +126,7 @@ def test_a_fault_again_and_again(make_engine: Any, tmp_path: Path, fault: str) -
     made = scene(make_engine, tmp_path, limited=fault in LIMITED)
     if fault.startswith("prints"):
         made.pieces = 512 if FULL_SIZE else 64  # MiB on each of two streams
-    prove(made, [fault] * FAULTS, [fault] * 3)
+    prove(made, [fault] * FAULTS, [fault] * 2)
 
 
 @pytest.mark.full
