@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ ALL = "all models"
 WINDOWS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 LIVE_BARS = 1200
 """Batches, and requests, drawn while the panel follows: all of them are sent at each turn."""
-MARGIN_S = 5.0
+MARGIN_S = 1.0
 """Records before the window that are looked at, too: what its first requests waited for."""
 
 
@@ -103,7 +104,7 @@ class TimelinePanel(Panel):
         self._head.value = f'<div class="wb-head">{stale_badge(snapshot)}</div>'
         if self._follow.value:
             try:
-                self._records = self.state.recent_records(WINDOWS[-1] + MARGIN_S)
+                self._records = self.state.recent_records(float(self._window.value) + MARGIN_S)
             except WorkbenchError as error:
                 self._said.value = error_html(error)
                 return
@@ -130,6 +131,9 @@ class TimelinePanel(Panel):
         return replace(info, note=note, x_label="time relative to the newest request (ms)")
 
     def _changed(self) -> None:
+        if self._follow.value:
+            self.refresh()
+            return
         with self._lock:
             self._times.show(self._info())
 
@@ -137,6 +141,9 @@ class TimelinePanel(Panel):
         follows = self._follow.value
         self._follow.description = "Following" if follows else "Paused"
         self._follow.icon = "play" if follows else "pause"
+        if not follows:
+            with contextlib.suppress(WorkbenchError), self._lock:  # for a longer window, chosen later
+                self._records = (self.state.recent_records(WINDOWS[-1] + MARGIN_S)[0], self._records[1])
         self.refresh()
 
     # ------------------------------------------------------------ one request

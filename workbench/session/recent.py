@@ -43,6 +43,7 @@ class RecentRecords:
 
     def last(self, seconds: float) -> RecordColumns:
         """The requests and batches of the seconds before the newest end."""
-        whole = joined(self._parts or [self._nothing])
-        newest = int(whole.requests["end"].max(initial=0))
-        return ended_since(whole, newest - int(seconds * 1e9))
+        ends = [int(part.requests["end"].max(initial=0)) for part in self._parts]
+        since = max(ends, default=0) - int(seconds * 1e9)
+        recent = [part for part, end in zip(self._parts, ends, strict=True) if end >= since]
+        return ended_since(joined(recent or [self._nothing]), since)

@@ -206,8 +206,8 @@ class SessionState:
         Raises:
             WorkbenchError: at the first call: the server does not answer, or (a remote Triton) keeps no records.
         """
-        with self._polling:  # until it is there: what a poll in between would be missing in it
-            if self._recent is None:
+        if self._recent is None:
+            with self._polling:  # until it is there: what a poll in between would be missing in it
                 recent = RecentRecords()
                 recent.add(self.server.record_columns())
                 with self._lock:
