@@ -40,6 +40,23 @@ def test_settled_latencies_are_stable_by_either_rule() -> None:
     assert reasons(noise, stability="three_windows") == ()
 
 
+def test_clients_that_go_in_step_are_stable_although_their_answers_come_in_bursts() -> None:
+    # Eight clients, 110 ms a request, 2.5 s: in each tenth of the window eight or sixteen answers.
+    assert reasons(np.full(8 * 23, 110.0) + np.random.default_rng(1).normal(0, 2, 8 * 23), 8) == ()
+
+
+def test_a_closed_loops_throughput_has_an_interval_that_holds_it() -> None:
+    rng, held = np.random.default_rng(3), 0
+    for _ in range(300):
+        samples = closed_loop(rng.lognormal(2, 0.5, 800))
+        # A window at any phase of the clients, not from the first send on.
+        begin, end = (int(samples.window[1] * share) for share in rng.uniform((0.1, 0.85), (0.15, 0.95)))
+        inside = Samples(samples.scheduled, samples.sent, samples.done, samples.status, [], (begin, end))
+        found = client_side(inside, Load.closed(4), 1).throughput
+        held += found.low <= 4 / math.exp(2 + 0.125) * 1000 <= found.high
+    assert 0.92 <= held / 300 <= 0.99
+
+
 def test_a_drift_is_not() -> None:
     drift = np.random.default_rng(1).lognormal(2, 0.2, 4000) * np.linspace(1, 2, 4000)
     by_interval = reasons(drift)

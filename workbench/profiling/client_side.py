@@ -87,7 +87,10 @@ def client_side(samples: Samples, load: Load, rows: int, stability: Stability = 
     sent = np.sort((samples.done - samples.sent)[chosen] / 1e6)
     was_sent = counted & (samples.sent > 0)
     lag = np.sort((samples.sent - samples.scheduled)[was_sent] / 1e6)
-    throughput, mean = throughput_of(samples.done[ended & ok], rows, begin, end), mean_of_series(series)
+    mean = mean_of_series(series)
+    # A client that fails pauses: then throughput and latency are not tied to each other.
+    clients = load.clients if bool((ok | ~counted).all()) else 0
+    throughput = throughput_of(samples.done[ended & ok], rows, begin, end, mean, clients)
     worth = worth_of(series, latency, 0.99)
     unstable: list[str] = []
     if not samples.stopped and len(series):

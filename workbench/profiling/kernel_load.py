@@ -71,7 +71,7 @@ class KernelLoad:
             enough = recorder.answered - answered >= load.min_requests
             if self._stop.is_set() or end >= longest:
                 break
-            if enough and recorder.known_well(begin, end, closed=load.kind == "closed"):
+            if enough and recorder.known_well(begin, end, load.clients):
                 break
             self._until(min(longest, end + 2 * _TICK_NS))
         self._sending = False

@@ -79,6 +79,11 @@ class Load:
         return cls(kind="open", rate=rate, distribution=distribution, **options)
 
     @property
+    def clients(self) -> int:
+        """Of a closed loop; 0 for an open one."""
+        return self.concurrency if self.kind == "closed" else 0
+
+    @property
     def longest_warmup_s(self) -> float:
         """How long the warm-up may become."""
         return max(self.warmup_s, self.max_warmup_s or 10 * self.warmup_s)

@@ -72,9 +72,9 @@ class Recorder:
         """Whether a warm-up that began at ``begin`` has settled by now."""
         return warm(*self._answers(), begin, self.clock())
 
-    def known_well(self, begin: int, end: int, *, closed: bool) -> bool:
-        """Whether a window's figures would be known well enough if it ended at ``end``."""
-        return known_well(*self._answers(), begin, end, closed=closed)
+    def known_well(self, begin: int, end: int, clients: int) -> bool:
+        """Whether a window's figures would be known well enough if it ended at ``end``; see ``stability``."""
+        return known_well(*self._answers(), begin, end, clients)
 
     def _answers(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """When requests were answered, and after how many ms."""

@@ -206,7 +206,7 @@ class LoadRun:
         begin, end = self._window
         if self._in_window() < self.load.min_requests:
             return False
-        return self.recorder.known_well(begin, end, closed=self.load.kind == "closed")
+        return self.recorder.known_well(begin, end, self.load.clients)
 
     def _open_window(self) -> None:
         self._window[0] = self.clock()

@@ -76,21 +76,45 @@ def warm(done: _Stamps, latency_ms: NDArray[np.float64], begin: int, now: int) -
     return parts.throughput <= max(SHARE, chance) and parts.latency <= max(SHARE, chance * parts.varies)
 
 
-def throughput_of(done: _Stamps, rows: int, begin: int, end: int) -> Estimate:
-    """Rows per second of the answers that ended in a window, with the interval of its parts."""
+def throughput_of(done: _Stamps, rows: int, begin: int, end: int, mean: Estimate, clients: int = 0) -> Estimate:
+    """Rows per second of the answers that ended in a window, with its interval.
+
+    It comes from the counts in ten parts of the window. In a closed loop a part may be shorter than a request, and
+    clients that go in step make its counts jump although nothing varies. There throughput is clients / mean latency
+    (Little's law), so it is known as well as the mean latency, and as the clients' phase at the two edges lets it be
+    counted; the narrower of the two intervals is taken.
+
+    Args:
+        done: when requests were answered, ns.
+        rows: of one request.
+        begin: of the window, ns.
+        end: of the window, ns.
+        mean: the mean latency.
+        clients: of a closed loop; 0 for an open one.
+    """
     seconds = max((end - begin) / 1e9, 1e-9)
     ended = np.sort(done[(done >= begin) & (done < end)])
     per_part = np.diff(np.searchsorted(ended, np.linspace(begin, end, PARTS + 1))) * (rows * PARTS / seconds)
     spread = mean_of(per_part.astype(np.float64))
-    return Estimate(len(ended) * rows / seconds, max(0.0, spread.low), spread.high)
+    value = len(ended) * rows / seconds
+    low, high = max(0.0, spread.low), spread.high
+    if clients and len(ended) and not math.isnan(mean.share):
+        half = value * math.hypot(mean.share, _EDGES * clients / len(ended))
+        if 2 * half < high - low:
+            low, high = max(0.0, value - half), value + half
+    return Estimate(value, low, high)
 
 
-def known_well(done: _Stamps, latency_ms: NDArray[np.float64], begin: int, end: int, *, closed: bool) -> bool:
+_EDGES = 1.96 / math.sqrt(6)
+"""Two edges, each anywhere within a round of the clients: a deviation of 1 / sqrt(6) rounds."""
+
+
+def known_well(done: _Stamps, latency_ms: NDArray[np.float64], begin: int, end: int, clients: int = 0) -> bool:
     """Whether a window that ends now holds the rule ``interval``; latencies in any order near that of time."""
     inside = (done >= begin) & (done < end)
-    return not imprecise(
-        throughput_of(done, 1, begin, end), mean_of_series(latency_ms[inside]), (end - begin) / 1e9, closed=closed
-    )
+    mean = mean_of_series(latency_ms[inside])
+    throughput = throughput_of(done, 1, begin, end, mean, clients)
+    return not imprecise(throughput, mean, (end - begin) / 1e9, closed=clients > 0)
 
 
 def imprecise(throughput: Estimate, mean: Estimate, seconds: float, *, closed: bool) -> list[str]:
