@@ -19,8 +19,8 @@ class Target(Protocol):
     """A server under measurement. A real Triton is measured by the same code as a server of the workbench.
 
     Besides these, a target may have ``model_metadata(model)``, ``model_directory(model) -> Path | None`` (for example
-    inputs), ``pid`` (to read its CPU use) and ``loop_stalls() -> [(time_ns, ms)]`` (when its front end stood still);
-    they are used where they are there.
+    inputs), ``pid`` (to read its CPU use), ``loop_stalls() -> [(time_ns, ms)]`` (when its front end stood still) and
+    ``watchers() -> str`` (which panels are open, in words); they are used where they are there.
     """
 
     @property
