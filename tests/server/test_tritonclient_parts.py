@@ -22,6 +22,7 @@ import tritonclient.utils.shared_memory as shm
 from certificates import write_certificates
 from grpc_models import ECHO, SLOW, put
 from tritonclient.grpc._client import CallContext
+from tritonclient.http.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
 from workbench.server import RunningServer, ServerOptions
@@ -225,7 +226,7 @@ def test_a_plugin_brings_the_header_that_is_asked_for(root: Path, start: Any) ->
     http = parse_restrictions(["statistics:authorization=Basic dXNlcjp3b3Jk"], "http-restricted-api", "api")
     pairs = parse_restrictions(["statistics:pass=word"], "grpc-restricted-protocol", "protocol", GRPC_PREFIX)
     with start(root, replace(OPTIONS, http_restricted=http, grpc=GrpcOptions(restricted=pairs))) as server:
-        for module, plugin in ((over_http, over_http.auth.BasicAuth("user", "word")), (over_grpc, Pass())):
+        for module, plugin in ((over_http, BasicAuth("user", "word")), (over_grpc, Pass())):
             url = (server.http_url if module is over_http else server.grpc_url).partition("://")[2]
             with closing(module.InferenceServerClient(url)) as client:
                 with pytest.raises(InferenceServerException, match="restricted"):
