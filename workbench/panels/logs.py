@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
 
-from workbench.charts.palette import GREY, QUANTITY
 from workbench.charts.style import Chart
+from workbench.charts.waterfall import PHASE_COLOUR
 from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.html import chip, escape, number, table
 from workbench.panels.log_view import KEEP, LogView
 from workbench.records.log_settings import LEVELS
+from workbench.records.waterfall import phases_of
 from workbench.session.logs import LogCursor, LogFilter, LogLine, LogLines
 
 if TYPE_CHECKING:
@@ -25,14 +26,6 @@ ALL = "all models"
 EMPTY = "Nothing has been logged yet. A model logs with pb_utils.Logger and print; what it raises appears by itself."
 EMPTY_FILTERED = "No line fits these filters."
 STATIC_LINES = 60
-_PARTS = (
-    ("before the queue", "arrival", "queue_start", GREY),
-    ("queue", "queue_start", "compute_start", QUANTITY["queue"]),
-    ("compute input", "compute_start", "compute_input_end", QUANTITY["compute_input"]),
-    ("compute infer", "compute_input_end", "compute_output_start", QUANTITY["compute_infer"]),
-    ("compute output", "compute_output_start", "compute_end", QUANTITY["compute_output"]),
-    ("answer", "compute_end", "end", GREY),
-)
 
 
 class LogsPanel(Panel):
@@ -268,7 +261,7 @@ def record_html(row: Mapping[str, Any], batch: list[dict[str, Any]], kept: bool)
     ]  # fmt: skip
     about += [f'<span class="wb-muted">{name}</span> {escape(value)}' for name, value in facts if value != ""]
     parts = [f'<div class="wb-head">{" ".join(f"<span>{each}</span>" for each in about)}</div>', split_html(row)]
-    ways = [f"server.logs(request={seq})"]
+    ways = [f"server.waterfall({seq})", f"server.logs(request={seq})"]
     if kept:
         ways.insert(0, f"server.replay({seq})")
     note = (
@@ -290,12 +283,7 @@ def record_html(row: Mapping[str, Any], batch: list[dict[str, Any]], kept: bool)
 def split_html(row: Mapping[str, Any]) -> str:
     """Where the time of a request went: a bar and its parts; stamps that it never reached are left out."""
     whole = max(1, int(row["end"]) - int(row["arrival"]))
-    found, at = [], int(row["arrival"])
-    for name, _, end, colour in _PARTS:
-        stamp = int(row[end])
-        if stamp >= at:
-            found.append((name, stamp - at, colour))
-            at = stamp
+    found = [(name, end - begin, PHASE_COLOUR[name]) for name, begin, end in phases_of(row)]
     box = "display:inline-block;height:10px"
     bar = "".join(
         f'<span title="{name}" style="{box};width:{100 * ns / whole:.3f}%;background:{colour}"></span>'

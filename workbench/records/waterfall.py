@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ _REASONS = {
 }
 
 
-def phases_of(request: dict[str, Any]) -> list[tuple[str, int, int]]:
+def phases_of(request: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     """(name, begin, end) in ns of the phases of a request; those that it never reached are left out."""
     found, at = [], int(request["arrival"])
     for name, _, end in PHASES:
