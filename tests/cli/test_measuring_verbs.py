@@ -93,6 +93,21 @@ def test_a_sweep_is_exported_with_its_best_configuration(
     assert "exists" in json.loads(capsys.readouterr().out)["error"]
 
 
+def test_a_sweep_is_resumed_and_its_values_are_shown_as_they_were_written(
+    runs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ["sweep", "magika", "--server", "cli-test", "--set", "parameters[FOO]=one,two", "--runs", runs, *FAST]
+    main(sweep)
+    first = capsys.readouterr().out
+    assert '"one"' in first
+    assert "FOO" in first
+    main([*sweep, "--resume"])
+    again = capsys.readouterr().out
+    assert again == first, "measured again"
+    assert main(["runs", "list", "--runs", runs, "--json"]) == 0
+    assert [row["points"] for row in json.loads(capsys.readouterr().out)] == [2]
+
+
 def test_a_repository_is_exported_as_it_is(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

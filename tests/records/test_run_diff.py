@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def stored(store: RunStore, *points: Point, **environment: Any) -> str:
         with run._transaction() as connection:  # another machine, as far as the run says
             connection.executemany(
                 "INSERT OR REPLACE INTO environment VALUES (?, ?)",
-                [(key, f'"{value}"') for key, value in environment.items()],
+                [(key, json.dumps(value)) for key, value in environment.items()],
             )
         run.finish()
         return run.id
@@ -110,17 +111,20 @@ def test_what_is_not_valid_is_not_judged_and_a_failure_counts_for_nothing(store:
     a = stored(store, point(100, 1), failed)
     b = stored(store, failed, point(200, 1, valid=False, reasons=("lagged",)))
     assert verdicts(store.diff(a, b)) == ["not valid"]
+    unsettled = stored(store, point(200, 1, stable=False))
+    assert verdicts(store.diff(a, unsettled)) == ["not stable"]
     assert verdicts(store.diff(a, a)) == ["too close to call"]
 
 
 def test_other_configurations_and_places_are_named(store: RunStore) -> None:
     batching = {**CONFIG, "dynamic_batching": {"max_queue_delay_microseconds": 500}}
-    a = stored(store, point(100, 1), cpu_model="one", load_1m="3")
-    b = stored(store, point(100, 1, config=batching, inputs="random"), cpu_model="two", load_1m="9")
+    a = stored(store, point(100, 1), cpu_model="one", load_1m=3)
+    b = stored(store, point(100, 1, config=batching, inputs="random"), cpu_model="two", load_1m=9)
     found = store.diff(a, b)
     assert found.environment == {"cpu_model": ("one", "two")}, "the load of the moment is no difference of the place"
     assert any("different processors (one; two)" in note for note in found.notes)
     assert "different inputs were sent" in found.notes
+    assert any("not equally busy: load 3 in" in note for note in found.notes)
     assert found.configs == {
         "max_batch_size 8 at concurrency 1": {"dynamic_batching.max_queue_delay_microseconds": (0, 500)}
     }

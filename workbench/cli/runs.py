@@ -86,15 +86,15 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
     from workbench.cli.tables import print_table
     from workbench.cli.targets import POINT_HEADERS, point_cells, print_streams, say_reasons
     from workbench.profiling import Point
-    from workbench.profiling.settings import short_name
+    from workbench.profiling.settings import short_name, shown
 
     with store.open(args.run) as opened:
         points = [Point.from_json(value) for value in opened.points()]
         meta, environment = dict(opened.meta), opened.environment()
         name, status = opened.id, opened.info.status
     if args.json:
-        shown = {"id": name, "status": status, "meta": meta, "environment": environment}
-        print(json.dumps({**shown, "points": [p.to_json() for p in points]}, default=str))
+        about_it = {"id": name, "status": status, "meta": meta, "environment": environment}
+        print(json.dumps({**about_it, "points": [p.to_json() for p in points]}, default=str))
         return 0
     about = (status, meta.get("created", ""), meta.get("title", ""))
     print(
@@ -104,7 +104,7 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
     for note in meta.get("notes", ()):
         print(f"note of {str(note.get('at', ''))[:16]}: {note.get('text', '')}")
     paths = list(dict.fromkeys(path for point in points for path in point.settings))
-    rows = [(*(json.dumps(point.settings.get(path)) for path in paths), *point_cells(point)) for point in points]
+    rows = [(*(json.dumps(shown(point.settings.get(path))) for path in paths), *point_cells(point)) for point in points]
     print_table((*map(short_name, paths), *POINT_HEADERS), rows)
     print_streams(points, paths)
     say_reasons(points)

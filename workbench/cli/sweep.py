@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures and prints; exit code 1 when no valid point holds the goal."""
     from workbench.profiling import SweepResult
-    from workbench.profiling.settings import short_name
+    from workbench.profiling.settings import short_name, shown
     from workbench.tuning import choose
 
     grid = grid_of(args.set)
@@ -94,9 +94,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         from workbench.cli.tables import print_table
 
-        rows = [(*(json.dumps(point.settings.get(path)) for path in grid), *point_cells(point)) for point in points]
-        print_table((*map(short_name, grid), *POINT_HEADERS), rows, title=args.model)
-        print_streams(points, tuple(grid))
+        paths = tuple(result.grid)  # short forms are written out in it
+        rows = [
+            (*(json.dumps(shown(point.settings.get(path))) for path in paths), *point_cells(point)) for point in points
+        ]
+        print_table((*map(short_name, paths), *POINT_HEADERS), rows, title=args.model)
+        print_streams(points, paths)
         say_reasons(points)
         print(f"best: {text}" if choice is not None else text)
         print(f"run {result.run_id}")

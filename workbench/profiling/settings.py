@@ -38,3 +38,8 @@ def short_name(key: str) -> str:
     entry = _ENTRY.search(path)
     last = entry[1] if entry is not None else path.rpartition(".")[2]
     return f"{name}:{last}" if name else last
+
+
+def shown(value: Any) -> Any:
+    """A value of a grid as a person wrote it: ``parameters[KEY]`` was given a plain one."""
+    return value["string_value"] if isinstance(value, Mapping) and list(value) == ["string_value"] else value

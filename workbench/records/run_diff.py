@@ -18,7 +18,7 @@ from workbench.records.run import Run, point_key
 if TYPE_CHECKING:
     import pandas as pd
 
-Verdict = Literal["higher", "lower", "too close to call", "no interval", "not valid"]
+Verdict = Literal["higher", "lower", "too close to call", "no interval", "not stable", "not valid"]
 
 FIGURES = (
     "throughput", "mean_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "first_response_p50_ms", "first_response_p99_ms",
@@ -138,15 +138,20 @@ def diff_runs(a: Run, b: Run) -> RunDiff:
 
 def place_of(settings: Mapping[str, Any], load: str) -> str:
     """A point in a few words."""
-    parts = [f"{path.rpartition('.')[2]} {value}" for path, value in settings.items()]
+    parts = [f"{path.rpartition('.')[2]} {_as_written(value)}" for path, value in settings.items()]
     return f"{', '.join(parts) or 'as configured'} at {load}"
+
+
+def _as_written(value: Any) -> Any:
+    """``parameters[KEY]`` was given a plain value."""
+    return value["string_value"] if isinstance(value, Mapping) and list(value) == ["string_value"] else value
 
 
 def change_text(row: FigureDiff) -> str:
     """A change in per cent with its interval."""
     if math.isnan(row.change):
         return ""
-    if math.isnan(row.change_low):
+    if math.isnan(row.change_low) or math.isnan(row.change_high):
         return f"({100 * row.change:+.1f} %)"
     return f"({100 * row.change:+.1f} % [{100 * row.change_low:+.1f}, {100 * row.change_high:+.1f}])"
 
@@ -163,6 +168,7 @@ def _cells(run: Run) -> dict[str, dict[str, Any]]:
 
 def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[FigureDiff]:
     valid = all(point.get("valid") and not point.get("error") for point in (before, after))
+    stable = all(point.get("stable") for point in (before, after))
     for figure in FIGURES:
         one, two = _reading(before, figure), _reading(after, figure)
         if one is None or two is None:
@@ -173,6 +179,8 @@ def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Fi
         verdict: Verdict
         if not valid:
             verdict = "not valid"
+        elif not stable:
+            verdict = "not stable"  # figures that had not settled: their intervals do not hold what comes next
         elif math.isnan(low) or math.isnan(high):
             verdict = "no interval"
         elif low <= 0.0 <= high:
@@ -233,6 +241,9 @@ def _notes(
             yield f"{what} differ: {name} {before} in {a.id}, {after} in {b.id}"
     if any(one.get("inputs") != two.get("inputs") for one, two in pairs):
         yield "different inputs were sent"
+    one_load, two_load = (run.environment().get("load_1m") for run in (a, b))
+    if one_load is not None and two_load is not None and abs(one_load - two_load) > 1:
+        yield f"the machine was not equally busy: load {one_load} in {a.id}, {two_load} in {b.id}"
     if a.id != b.id:
         yield "measured at different times: how the machine drifted in between is in no interval"
 

@@ -9,7 +9,7 @@ from typing import Any
 from workbench.errors import InvalidMeasurement
 from workbench.profiling import Point
 from workbench.profiling.best import best_and_tied, usable_points
-from workbench.profiling.settings import short_name
+from workbench.profiling.settings import short_name, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +65,5 @@ def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
 
 def describe(point: Point) -> str:
     """The settings and the load of a point in a line."""
-    parts = [f"{short_name(path)} {value}" for path, value in point.settings.items()]
+    parts = [f"{short_name(path)} {shown(value)}" for path, value in point.settings.items()]
     return f"{', '.join(parts) or 'as configured'} at {point.load.label}"
