@@ -148,8 +148,8 @@ class HttpConnection(asyncio.Protocol):
             self._incoming = None
             data = known.head + data  # type: ignore[union-attr]
         self._piece = size = len(data)
-        if not self._received:
-            self._first = data
+        if not self._received:  # a request that began behind another one, in the piece before, is not known by its rest
+            self._first = data if self._incoming is None else b""
         self._received += size
         if not self._head_done:
             self._head_bytes += size
@@ -181,7 +181,7 @@ class HttpConnection(asyncio.Protocol):
             exchange = self._incoming
             assert exchange is not None
             exchange.body = data
-        elif self._received or not data.startswith(known.head):
+        elif self._received or self._incoming is not None or not data.startswith(known.head):
             return False
         elif len(data) == known.whole:
             exchange = known.exchange.again()
@@ -304,6 +304,7 @@ class HttpConnection(asyncio.Protocol):
             self._share.whole(exchange, self._body.size)
         exchange.body = self._body.take()
         self._known = known_head(exchange, self._first, self._received, _JOIN_BELOW) or self._known
+        self._first = b""  # a piece may be large, and the connection idle from now on
         self._take(exchange)
 
     def _take(self, exchange: Exchange) -> None:

@@ -72,11 +72,12 @@ class KnownHead:
 def known_head(exchange: Exchange, first: bytes, received: int, largest: int) -> KnownHead | None:
     """What is worth knowing of a request that has come whole; None of one out of the ordinary.
 
-    ``first`` is the piece that it began in, ``received`` its bytes altogether; a body above ``largest`` is none.
+    ``first`` is the piece that it began, empty where it began inside one; ``received`` are its bytes altogether. One
+    with ``largest`` bytes of body or more is none of these.
     """
     size = len(exchange.body)
     end = received - size
-    if not 0 < size < largest or exchange.old or not exchange.keep_alive or exchange.method != b"POST":
+    if not 0 < size < largest or exchange.old or not exchange.keep_alive or not first.startswith(b"POST "):
         return None
     # with more than this one request in the piece, or with chunks, the head does not end there
     if not _UNUSUAL.isdisjoint(exchange.headers) or first.find(b"\r\n\r\n") + 4 != end:
