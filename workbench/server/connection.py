@@ -102,6 +102,7 @@ class HttpConnection(asyncio.Protocol):
         self._incoming = None
         self._parser = None
         self._body = Body()  # what had come is not kept until the collector looks
+        self._first = b""
         self._share.close()
 
     def _abandon(self) -> None:
