@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workbench.config import Edit
-from workbench.server import RunningServer
+from workbench.server import RunningServer, ServerOptions
 
 DATA = np.arange(8, dtype=np.float32)
 PATH = "/v2/models/echo/infer"
@@ -67,6 +67,12 @@ REQUESTS = [
     http(head_of("9", 1), rows_of(1) + b"x"),
     http(head_of("1", 1)[:-1] + b',"id":"late"}', rows_of(1)),
     http(b'{"id":"1",' + head_of("2", 1)[1:], rows_of(1)),
+    http(head_of("1", 1)[:-1] + b',"id":"1"}', rows_of(1)),
+    http(head_of("2", 1)[:-1] + b',"id":"1"}', rows_of(1)),
+    http(head_of("2", 1)[:-1] + b',"\\u0069d":"1"}', rows_of(1)),
+    http(head_of("1", 1)[:-1] + b',"\\u0069d":"1"}', rows_of(1)),
+    http(head_of(None, 1)[1:], rows_of(1)),
+    http(b'{"id":"1",' + head_of(None, 1), rows_of(1)),
     http(head_of("1", 1), rows_of(1), "/v2/models/echo/versions/1/infer"),
     http(head_of("1", 1), rows_of(1), "/v2/models/nobody/infer"),
     http(head_of("1", 1), rows_of(1), PATH, "Accept-Encoding: gzip"),
@@ -131,6 +137,29 @@ def test_answers_do_not_depend_on_what_came_before(
                 line.close()
                 line = Line(server)
     finally:
+        line.close()
+
+
+def test_each_request_behind_each_other(server: RunningServer, right: list[Any]) -> None:
+    """Whatever the server has learned of the one must not change its answer to the other."""
+    line = Line(server)
+    numbers = range(len(REQUESTS))
+    for number in (*numbers, *numbers, *reversed(numbers), *numbers):
+        line.socket.sendall(REQUESTS[number])
+        answer = line.answer()
+        assert answer == right[number], REQUESTS[number]
+        if b"Connection: close" in answer[1]:
+            line.close()
+            line = Line(server)
+    line.close()
+
+
+def test_json_above_the_limit_is_refused_though_its_form_is_known(start: Callable[..., Any], repository: Any) -> None:
+    with start(repository, ServerOptions(name="test", max_input_size=1000), control_mode="none") as served:
+        line = Line(served)
+        for size, status in ((10, b"200"), (10, b"200"), (2000, b"400"), (10, b"200")):
+            line.socket.sendall(http(head_of("x" * size, 1), rows_of(1)))
+            assert line.answer()[0].split()[1] == status
         line.close()
 
 

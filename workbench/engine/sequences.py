@@ -199,6 +199,7 @@ class SequenceVersion(ModelVersion):
                     sequence_id=row.correlation_id,
                     sequence_start=row.start,
                     sequence_end=row.end,
+                    form=None,  # its form knows no controls and no states
                 )
             )
         return requests

@@ -8,6 +8,7 @@ have one: small binary tensors of a fixed data type, every answer binary, and no
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -21,10 +22,12 @@ from workbench.protocol.http_request import DecodedRequest, DecodeOptions
 from workbench.protocol.tensors import InferenceResponse, RequestedOutput, Tensor
 
 LARGEST = 16 * 1024
-"""Bodies and answers above this are not looked at here, bytes."""
+"""Bodies, messages of gRPC and answers above this have no form, bytes."""
+
+KEY_BYTES = 2048
+"""What is remembered of a request is no longer than this, bytes."""
 
 _ENTRIES = 256
-_KEY_BYTES = 2048
 _ANSWERS = 16
 _ID = re.compile(rb'\{"id":"([ !#-\[\]-~]*)",')
 """An id at the head's start that JSON would write as it stands."""
@@ -74,7 +77,7 @@ class Forms:
         """A request of a known form; None where ``decode_request`` must read it."""
         head = bytes(body[:header_length])
         match = _ID.match(head)
-        form = self._forms.get(head if match is None else head[match.end() :])
+        form = self._forms.get(_key(head, match))
         if form is None or form.size != len(body) - header_length:
             return None
         data = bytes(body[header_length:])  # an object of its own: aligned, whatever the head's length
@@ -91,29 +94,39 @@ class Forms:
 
     def learn(self, body: Buffer, header_length: int, request: DecodedRequest) -> None:
         """Remembers the form of a request that was read the long way and taken, if it is plain."""
-        if len(body) > LARGEST or not 0 < header_length <= _KEY_BYTES or not _is_plain(request):
+        if len(body) > LARGEST or not 0 < header_length <= KEY_BYTES or not _is_plain(request):
             return
         inputs: list[FormInput] = []
         offset = 0
         for tensor in request.inputs:
-            row = BY_WIRE.get(tensor.datatype)
-            if row is None or not row.itemsize or tensor.datatype == "BOOL" or not tensor.data.size or not tensor.shape:
+            size = plain_size(tensor.datatype, tensor.shape)
+            if not size or offset % tensor.data.itemsize:
                 return
-            if offset % row.itemsize:
-                return
-            inputs.append(FormInput(tensor.name, tensor.datatype, tensor.shape, row.numpy, offset))
-            offset += tensor.data.nbytes
+            inputs.append(FormInput(tensor.name, tensor.datatype, tensor.shape, BY_WIRE[tensor.datatype].numpy, offset))
+            offset += size
         if offset != len(body) - header_length:
             return
         head = bytes(body[:header_length])
         match = _ID.match(head)
-        if request.id != ("" if match is None else match[1].decode()):
-            return  # an id elsewhere in the head, or one with an escape: it would become part of the form
+        key = _key(head, match)
+        if b'"id"' in key or b"\\" in key:
+            return  # an id elsewhere in the head, perhaps in escapes: it would become part of the form
         if len(self._forms) >= _ENTRIES:
             self._forms.clear()
-        self._forms[head if match is None else head[match.end() :]] = Form(
-            tuple(inputs), offset, tuple(request.outputs)
-        )
+        self._forms[key] = Form(tuple(inputs), offset, tuple(request.outputs))
+
+
+def plain_size(datatype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor as forms have them; 0 of one that must be looked at each time, or that has no elements."""
+    row = BY_WIRE.get(datatype)
+    if row is None or datatype == "BOOL" or not shape or min(shape) <= 0:
+        return 0
+    return row.itemsize * math.prod(shape)
+
+
+def _key(head: bytes, match: re.Match[bytes] | None) -> bytes:
+    """The head without its id: with one or without, the same JSON, so that no broken head has a form."""
+    return head if match is None else b"{" + head[match.end() :]
 
 
 def _is_plain(request: DecodedRequest) -> bool:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.errors import NotReady, WorkbenchError
 from workbench.protocol.binary import Buffer
+from workbench.protocol.forms import LARGEST
 from workbench.protocol.http_request import DecodedRequest
 from workbench.protocol.tensors import InferenceResponse
 from workbench.server.forwarding import HeaderForwarding
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_codec import encode_response, parse_infer, read_metadata, read_tensors, version_number
-from workbench.server.grpc_hot import LARGEST, Scanned, Templates, fill, scan
+from workbench.server.grpc_hot import Scanned, Templates, fill, scan
 from workbench.server.grpc_message import FRAMING
 from workbench.server.infer import OFF_LOOP_BYTES
 from workbench.server.labels import classified

@@ -15,16 +15,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from workbench.protocol.binary import Buffer, to_buffer
 from workbench.protocol.datatypes import BY_WIRE
-from workbench.protocol.forms import Form, FormInput
+from workbench.protocol.forms import KEY_BYTES, Form, FormInput, plain_size
 from workbench.protocol.http_request import DecodedRequest
 from workbench.protocol.tensors import InferenceResponse, RequestedOutput, Tensor
 from workbench.server.grpc_message import varint
 
-LARGEST = 16 * 1024
-"""Messages above this are not looked at here, bytes."""
-
 _ENTRIES = 512
-_KEY_BYTES = 2048
 _NAME, _VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW = 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _RAW_OUTPUT = b"\x32"
@@ -108,7 +104,7 @@ class Templates:
 
     def learn(self, scanned: Scanned, message: Any) -> None:
         """Remembers the form of a request that was read and taken the long way, if it is plain."""
-        if len(scanned.key) > _KEY_BYTES:
+        if len(scanned.key) > KEY_BYTES:
             return
         parameters = message.parameters
         asks = _EMPTY_FINAL in parameters
@@ -118,17 +114,12 @@ class Templates:
         inputs: list[FormInput] = []
         sizes: list[int] = []
         for item in message.inputs:
-            row = BY_WIRE.get(item.datatype)
             shape = tuple(item.shape)
-            if item.parameters or item.HasField("contents") or row is None or not row.itemsize:
+            size = plain_size(item.datatype, shape)
+            if item.parameters or item.HasField("contents") or not size:
                 return
-            if item.datatype == "BOOL" or (shape and min(shape) <= 0):
-                return
-            count = row.itemsize
-            for dim in shape:
-                count *= dim
-            inputs.append(FormInput(item.name, item.datatype, shape, row.numpy, 0))
-            sizes.append(count)
+            inputs.append(FormInput(item.name, item.datatype, shape, BY_WIRE[item.datatype].numpy, 0))
+            sizes.append(size)
         if any(item.parameters for item in message.outputs):
             return
         outputs = tuple(RequestedOutput(name) for name in dict.fromkeys(item.name for item in message.outputs))
@@ -177,7 +168,7 @@ class Templates:
         for tensor in response.outputs:
             after.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         head = before.SerializeToString(), _FINAL_OR_NONE[final] + after.SerializeToString()
-        if sum(len(part) for part in head) <= _KEY_BYTES:
+        if sum(len(part) for part in head) <= KEY_BYTES:
             if len(self._responses) >= _ENTRIES:
                 self._responses.clear()
             self._responses[key] = head

@@ -55,6 +55,7 @@ class InferEndpoint:
         self.memory = memory
         self._forwarding = forwarding
         self._forwards = bool(forwarding)
+        self._largest = min(LARGEST, max_input_size)  # JSON above the limit is refused, whatever its form
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="workbench-json")
         # Asking the engine copies a message; what it said holds until it tells of a change.
         self._known: dict[tuple[str, int], tuple[Any, DecodeOptions, Forms]] = {}
@@ -100,7 +101,7 @@ class InferEndpoint:
             and not self._forwards
         ):
             forms = known[2]
-            plain = size <= LARGEST
+            plain = size <= self._largest
             request = forms.decode(body, number, known[1]) if plain else None
             new = request is None
             if request is None:
