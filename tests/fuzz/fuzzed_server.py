@@ -132,7 +132,7 @@ class FuzzedServer:
         self.ready = ready
         self.log = log
         self.address = self.at("http").removeprefix("http://").rstrip("/")
-        self._before = self.memory()
+        self._before = self._peak = self.memory()
 
     def at(self, name: str) -> str:
         """An address of the line."""
@@ -148,6 +148,20 @@ class FuzzedServer:
     def grown(self) -> int:
         """Bytes more than at the start."""
         return self.memory() - self._before
+
+    def forget_peak(self) -> None:
+        """From now on ``peak`` counts."""
+        self._peak = self.memory()
+        with contextlib.suppress(OSError):  # a kernel that keeps none: then it is what ``memory`` has been seen to be
+            Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def peak(self) -> int:
+        """Bytes more than at the start that the server has held at most since ``forget_peak``."""
+        self._peak = max(self._peak, self.memory())
+        with contextlib.suppress(OSError):
+            found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+            self._peak = max(self._peak, int(found[1]) << 10 if found else 0)
+        return self._peak - self._before
 
     def check(self, allowed_bytes: int = 400 << 20) -> None:
         """Fails when it has ended, holds much more memory than at the start, or has logged an unexpected error."""
