@@ -312,7 +312,7 @@ class ChartView {
 
   // The key of what was clicked is told, not its place: the rows may be others by the time Python hears of it.
   watchClicks() {
-    for (const [id, column] of Object.entries(this.model.get("_select"))) {
+    for (const [id, column] of Object.entries(this.model.get("_select") ?? {})) {
       const source = this.doc.get_model_by_id(id);
       if (source === null) continue;
       source.selected.change.connect(() => {

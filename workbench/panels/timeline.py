@@ -160,7 +160,7 @@ class TimelinePanel(Panel):
         with self._lock:
             requests = self._records[0].requests
         inside = np.flatnonzero(requests["batch_seq"] == int(key))
-        if len(inside):  # of a batch the request that took longest
+        if int(key) >= 0 and len(inside):  # of a batch the request that took longest
             took = (requests["end"] - requests["arrival"])[inside]
             self.select(int(requests["seq"][inside[np.argmax(took)]]))
 
