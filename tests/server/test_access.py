@@ -56,6 +56,28 @@ def test_a_restricted_api_needs_its_header(closed: RunningServer, http: Http, ca
         assert http(closed, "GET", path, None, {header.upper(): value}).status != 403
 
 
+def test_who_has_the_control_planes_token_is_let_through(repository: Path, start: Any, http: Http) -> None:
+    restricted = parse_restrictions([",".join(CATEGORIES) + ":k=v"], "http-restricted-api", "api")
+    options = ServerOptions(
+        name="owned", token="own3r", repository_token="t0k", http_restricted=restricted, exit_timeout_s=5.0
+    )
+    owner = {"Authorization": "Bearer own3r"}
+    with start(repository, options) as server:
+        for path in ("/v2", "/v2/health/ready", "/v2/models/stats", "/v2/models/echo/config", "/v2/logging"):
+            assert http(server, "GET", path, None, owner).status == 200, path
+            for other in ("Bearer own3", "Bearer t0k", "Bearer ", "own3r"):
+                assert http(server, "GET", path, None, {"Authorization": other}).status == 403, (path, other)
+        assert http(server, "POST", "/v2/models/echo/infer", BODY, owner).status == 200
+        assert http(server, "POST", "/v2/repository/models/halves/unload", {}, owner).status == 200
+        only_the_header = http(server, "POST", "/v2/repository/models/halves/load", {}, {"k": "v"})
+        assert only_the_header.status == 401
+    with start(
+        repository, ServerOptions(name="none", token="", http_restricted=restricted, exit_timeout_s=5.0)
+    ) as made:
+        for sent in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer"}):
+            assert http(made, "GET", "/v2", None, sent).status == 403, "no token is nobody's"
+
+
 def test_restrictions_are_read_as_triton_reads_them() -> None:
     found = parse_restrictions(["health:a=b"], "grpc-restricted-protocol", "protocol", GRPC_PREFIX)
     assert found["health"].header == "triton-grpc-protocol-a"
@@ -129,6 +151,7 @@ def test_headers_go_on_to_the_model(tmp_path: Path, start: Any, http: Http) -> N
             "x-MINE-too": "ü",
         }
         assert ask({"X-Other": "1"}) == {"own": 1, "X-Mine": "of the body"}
+        assert ask({"X-Mine": f"Bearer {options.token}"})["X-Mine"] == "of the body", "the owner's token is not"
         assert ask({"priority": "1"}) == "Header 'priority' is reserved for Triton usage and cannot be forwarded."
 
 

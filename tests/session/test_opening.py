@@ -73,6 +73,24 @@ def test_the_same_call_again_gives_the_same_server_and_another_call_another(
     assert again.infer("double", {"x": ROW})["y"].shape == (1, 4)
 
 
+def test_who_started_a_server_may_ask_it_what_others_may_not(repository: Path, closing: Closing) -> None:
+    shut = "health,inference,statistics,model-config,metadata,model-repository:key=word"
+    server = closing(wb.serve(repository, options={"http_restricted_api": shut, "repository_token": "t0k"}))
+    for own in (server, wb.attach(server.name), wb.connect(server.url, token=server.token)):
+        own.infer("double", {"x": ROW})
+        assert own.is_live()
+        assert own.statistics("double")["model_stats"][0]["inference_count"] > 0
+        own.unload("spare")
+        own.load("spare")
+    with pytest.raises(ConnectionFailed, match="health API not restricted"):
+        wb.connect(server.url)
+    options = {"http_restricted_api": "statistics:key=word", "repository_token": "t0k"}
+    stranger = closing(wb.connect(closing(wb.serve(repository, options=options)).url))
+    for refused in (lambda: stranger.statistics("double"), lambda: stranger.unload("double")):
+        with pytest.raises(WorkbenchError, match=r"what to do: .*token"):
+            refused()
+
+
 def test_a_server_that_has_died_is_replaced_and_its_end_is_told(repository: Path, closing: Closing) -> None:
     first = closing(wb.serve(repository))
     os.kill(first.pid, signal.SIGKILL)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from workbench.client import ControlClient, TritonClient, connect
+from workbench.client import ControlClient, HttpClient, TritonClient, connect
 from workbench.errors import NotFound, WorkbenchError
 from workbench.profiling.hold import Hold
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
@@ -140,7 +140,8 @@ class WorkbenchTarget(ServerTarget):
     """A server of the workbench, by address and token: with records, and configurable live."""
 
     def __init__(self, url: str, token: str, *, repositories: Sequence[Path] = (), pid: int | None = None) -> None:
-        super().__init__(url, repositories=repositories, pid=pid)
+        super().__init__(url, client=HttpClient(url, token), repositories=repositories, pid=pid)
+        self._owned = True
         self.control = ControlClient(url, token)
         self._held = Hold(self.control)
         if pid is None:

@@ -49,7 +49,10 @@ def parse_restrictions(entries: Sequence[str], option: str, kind: str, prefix: s
         names, _, assignment = entry.partition(":")
         header, _, value = assignment.partition("=")
         if not names or not header or not value:
-            raise InvalidRequest(f"--{option} option format is '<config name>:<setting>=<value>'. Got {entry}")
+            raise InvalidRequest(
+                f"--{option} option format is '<config name>:<setting>=<value>'. Got {entry}",
+                hint=f"such as --{option}=model-repository,logging:admin-key=SECRET",
+            )
         for name in names.split(","):
             if name not in CATEGORIES:
                 raise InvalidRequest(f"unknown restricted {kind} '{name}' ", hint="there are " + ", ".join(CATEGORIES))

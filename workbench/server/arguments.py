@@ -90,8 +90,14 @@ def _model_flags(group: Any) -> None:
         "--load-model", action="append", default=[], metavar="MODEL",
         help="a model to load at the start, * for all (explicit mode only); repeatable",
     )  # fmt: skip
-    group.add_argument("--repository-poll-secs", type=float, default=15.0, metavar="SECONDS")
-    group.add_argument("--disable-auto-complete-config", action="store_true")
+    group.add_argument(
+        "--repository-poll-secs", type=float, default=15.0, metavar="SECONDS",
+        help="how often the directories are looked at (poll mode only); default 15",
+    )  # fmt: skip
+    group.add_argument(
+        "--disable-auto-complete-config", action="store_true",
+        help="take config.pbtxt as it is, without what the model file tells",
+    )  # fmt: skip
     flag(group, "strict-model-config", False, "deprecated: true is --disable-auto-complete-config")
     flag(group, "strict-readiness", True, "ready only when every model is")
     flag(group, "exit-on-error", True, "exit when a model fails at the start")
@@ -137,20 +143,26 @@ def _port_flags(group: Any) -> None:
     group.add_argument("--http-port", type=port, default=8000, metavar="PORT", help="0 is a free one; default 8000")
     group.add_argument("--http-address", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
     flag(group, "reuse-http-port", False, "let several servers listen on the port")
-    group.add_argument("--http-max-input-size", type=int, default=64 * 1024 * 1024, metavar="BYTES")
+    group.add_argument(
+        "--http-max-input-size", type=int, default=64 * 1024 * 1024, metavar="BYTES",
+        help="of a request's JSON, binary tensors not counted, and of what a compressed body unpacks to; default "
+        "67108864",
+    )  # fmt: skip
     group.add_argument(
         "--http-header-forward-pattern", default="", metavar="REGEX",
-        help="headers of inference requests whose name it matches in part become parameters of the request",
+        help="headers of inference requests whose name it matches in part, in the case in which it was sent (begin "
+        "with (?i) for any), become parameters of the request",
     )  # fmt: skip
     group.add_argument(
         "--http-restricted-api", action="append", default=[], metavar="APIS:HEADER=VALUE",
-        help="requests to these APIs (" + ", ".join(CATEGORIES) + ") need the header; repeatable",
+        help="requests to these APIs (" + ", ".join(CATEGORIES) + ") need the header, or the control plane's "
+        "token; such as model-repository,logging:admin-key=SECRET; repeatable",
     )  # fmt: skip
     flag(group, "allow-client-shm", False, "let clients share memory for inputs and outputs")
     flag(group, "allow-metrics", True, "serve Prometheus metrics")
     group.add_argument("--metrics-port", type=port, default=8002, metavar="PORT", help="0 is a free one; default 8002")
     group.add_argument("--metrics-address", default=None, metavar="ADDRESS", help="default: the HTTP address")
-    group.add_argument("--metrics-interval-ms", type=float, default=2000.0, metavar="MS")
+    group.add_argument("--metrics-interval-ms", type=float, default=2000.0, metavar="MS", help="default 2000")
 
 
 def _life_flags(group: Any) -> None:
@@ -160,13 +172,20 @@ def _life_flags(group: Any) -> None:
     flag(group, "log-warning", True, "log at level warning")
     flag(group, "log-error", True, "log at level error")
     group.add_argument("--log-format", choices=("default", "ISO8601"), default="default")
-    group.add_argument("--log-file", default="", metavar="FILE")
-    group.add_argument("--exit-timeout-secs", type=float, default=30.0, metavar="SECONDS")
+    group.add_argument("--log-file", default="", metavar="FILE", help="log there; default: standard error")
+    group.add_argument(
+        "--exit-timeout-secs", type=float, default=30.0, metavar="SECONDS",
+        help="for what is in flight, once the server is told to stop (Ctrl-C, SIGTERM); default 30",
+    )  # fmt: skip
 
 
 def _own_flags(group: Any) -> None:
     group.add_argument("--name", default="", help="what workbench ps and wb.attach() call it")
-    group.add_argument("--token", default="", help="the control plane's token; random by default")
+    group.add_argument(
+        "--token", default="",
+        help="the control plane's, for wb.connect(url, token=TOKEN) from another machine; random by default "
+        "(wb.attach() on this machine finds it)",
+    )  # fmt: skip
     group.add_argument(
         "--repository-token", default="", metavar="TOKEN",
         help="loading and unloading need it: Authorization: Bearer TOKEN; default: none",

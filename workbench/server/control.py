@@ -89,7 +89,8 @@ class ControlPlane:
             if not hmac.compare_digest(exchange.headers.get(b"authorization", b""), self._token):
                 exchange.respond(
                     401,
-                    b'{"error":"the control plane needs the server\'s token: Authorization: Bearer TOKEN"}',
+                    b'{"error":"the control plane needs the server\'s token: Authorization: Bearer TOKEN'
+                    b' (server.token in Python; workbench serve --token sets it)"}',
                     "application/json",
                     (("WWW-Authenticate", "Bearer"),),
                 )

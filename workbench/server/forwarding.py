@@ -21,12 +21,14 @@ class HeaderForwarding:
         pattern: a regular expression that a part of the header's name must match, in the case in which it was sent
             (``(?i)`` for any; gRPC has names in lower case); empty for none.
         option: the option's name without dashes, for the text.
+        secret: a header's value that is never passed on: the control plane's, which is no model's business.
 
     Raises:
         InvalidRequest: it is no regular expression.
     """
 
-    def __init__(self, pattern: str, option: str = "http-header-forward-pattern") -> None:
+    def __init__(self, pattern: str, option: str = "http-header-forward-pattern", *, secret: str = "") -> None:
+        self._secret = secret
         try:
             self._match = re.compile(pattern).search if pattern else None
         except re.error as error:
@@ -46,7 +48,7 @@ class HeaderForwarding:
             return
         found: dict[str, str] = {}
         for name, value in headers:
-            if self._match(name):
+            if self._match(name) and (not self._secret or value != self._secret):
                 if name in RESERVED or name.startswith("triton_"):
                     raise InvalidRequest(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
                 found[name] = value

@@ -33,6 +33,7 @@ _WRONG_DATATYPE = re.compile(r"inference input '(?P<name>[^']*)' data-type is")
 _WRONG_SHAPE = re.compile(r"unexpected shape for input '(?P<name>[^']*)'|input '(?P<bare>[^']*)' has no shape")
 _MODEL_RAISED = re.compile(r"Failed to process the request\(s\) for model '")
 _MODEL_DIED = re.compile(r"Failed to process the request\(s\) for model instance '|^Stub process '.*' is not healthy")
+_KEPT_FROM = re.compile(r" is restricted, expecting header '|need the repository's token")
 _TOO_MANY_ROWS = re.compile(r"batch-size must be <= (?P<limit>\d+)")
 
 
@@ -56,6 +57,12 @@ def explain(server: Server, model: str, error: WorkbenchError, request: Inferenc
     """Fills in the error's ``hint`` where it has none and there is something to say. Never raises."""
     if isinstance(error, ConnectionFailed):
         error.hint = server.why_gone() or error.hint
+        return
+    if _KEPT_FROM.search(error.message) and not error.hint:
+        error.hint = (
+            "wb.attach(name), or wb.connect(url, token=...) with the control plane's token (workbench serve --token, "
+            "server.token), is let through over HTTP; other clients send the header: headers={...} of tritonclient"
+        )
         return
     try:
         if _UNKNOWN_MODEL.search(error.message):

@@ -179,13 +179,26 @@ def connect(url: str, *, token: str | None = None) -> Server:
             control_mode=str(about.get("control_mode", "")),
             created=0.0,
         )
-        return WorkbenchServer(HttpClient(url), control, found)
+        return WorkbenchServer(HttpClient(url, token), control, found)
     client = connect_client(url)
     if not client.is_live():
         client.close()
-        raise ConnectionFailed(f"the server at {url} is not live", where=url)
+        raise ConnectionFailed(f"the server at {url} is not live", where=url, hint=_unheard(url))
     return TritonServer(client, url=url)
 
 
+def _unheard(url: str) -> str:
+    """What may keep a server that runs from being heard."""
+    if url.startswith("grpcs"):
+        return (
+            "start Python with GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=FILE.pem where the certificate is self-made, and name "
+            "a host that it is for; where the server asks for a client's certificate, connect to its HTTP port"
+        )
+    if url.startswith("grpc"):
+        return "is it the gRPC port (Triton: 8001)? A server with --grpc-use-ssl is grpcs://host:port"
+    return "is it the HTTP port (Triton: 8000), and the health API not restricted?"
+
+
 def _open(found: runtime.ServerInfo, process: OwnedProcess | None) -> WorkbenchServer:
-    return WorkbenchServer(HttpClient(found["http"]), ControlClient(found["http"], found["token"]), found, process)
+    url, token = found["http"], found["token"]
+    return WorkbenchServer(HttpClient(url, token), ControlClient(url, token), found, process)
