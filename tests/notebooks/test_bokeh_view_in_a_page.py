@@ -63,7 +63,8 @@ class Bench:
         view.send = lambda content, buffers=None: sent.append((content, buffers or []))
         self.views.append(view)
         self.outgoing.append(sent)
-        traits = {name: getattr(view, name) for name in ("_bokeh_version", "_height", "_label", "_watch", "_header")}
+        names = ("_bokeh_version", "_height", "_label", "_watch", "_header", "_select")
+        traits = {name: getattr(view, name) for name in names}
         return int(self.page.evaluate("([traits, place]) => make(traits, place)", [traits, place]))
 
     def sent_by_page(self, index: int) -> list[dict[str, Any]]:
@@ -189,6 +190,26 @@ def test_zooming_is_told_to_python_and_its_own_changes_are_not_sent_back(bench: 
     assert told
     assert {m["type"] for m in told} == {"range"}
     assert told[-1]["start"] < 0
+
+
+def test_a_click_tells_the_key_of_what_was_clicked_again_and_again(bench: Bench) -> None:
+    source = ColumnDataSource({"left": [0.0], "right": [1.0], "key": [3_000_000_017]})
+    fig = figure(height=120, sizing_mode="stretch_width", tools="tap")
+    fig.hbar(y=0.5, left="left", right="right", height=1, source=source)
+    clicked: list[tuple[str, Any]] = []
+    view = BokehView(fig, select={str(source.id): "key"}, on_select=lambda *told: clicked.append(told))
+    index = bench.show(view, "a")
+    bench.carry(8)
+    bench.drawn("a")
+    box = bench.page.locator("#a canvas").first.bounding_box()
+    for number in (1, 2):
+        bench.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 50)
+        bench.page.wait_for_timeout(400)
+        bench.carry()
+        assert clicked == [(str(source.id), 3_000_000_017)] * number
+    view._handle_custom_msg({"type": "select", "id": "another", "key": 1}, [])
+    assert len(clicked) == 2
+    assert bench.sent_by_page(index) == []
 
 
 def test_theme_follows_the_page_and_cleaning_up_says_goodbye(bench: Bench) -> None:
