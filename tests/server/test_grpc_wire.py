@@ -393,3 +393,26 @@ def test_large_messages_of_one_stream(repository: Any, start: Any) -> None:
             body = body[5 + size :]
         assert sizes == [1 << 20] * 10
         assert server._listeners[1].memory.used == 0  # type: ignore[attr-defined]
+
+
+def test_who_does_not_read_answers_has_no_further_calls_begun(repository: Any, start: Any) -> None:
+    """Not even calls like those before, which are known by their heads."""
+    options = replace(OPTIONS, grpc=GrpcOptions(limits=GrpcLimits(memory=100_000)))
+    small = request("plain", 0, 0, 0, 0)
+    small.inputs[0].name, small.inputs[0].shape[:] = "INPUT0", [2, 2]
+    large = pb.ModelInferRequest(model_name="ints")
+    large.inputs.add(name="INPUT0", datatype="INT64", shape=[1, 40_000])
+    large.raw_input_contents.append(bytes(320_000))
+
+    def executed(server: RunningServer) -> int:
+        return int(server.engine.statistics("plain")["model_stats"][0]["execution_count"])
+
+    with start(repository, options, control_mode="none") as server, Wire(server.grpc_url, window=1000) as wire:
+        assert wire.answer(wire.call("ModelInfer", small.SerializeToString()))[0] == 0
+        wire.call("ModelInfer", large.SerializeToString())  # its answer is not acknowledged
+        while not any(isinstance(event, ngh2.DataReceived) for event in wire.read()):
+            pass
+        before = executed(server)
+        status, text, _ = wire.answer(wire.call("ModelInfer", small.SerializeToString()))
+        assert (status, text) == (8, "too many answers are not read: read those that have come before asking for more")
+        assert executed(server) == before == 1

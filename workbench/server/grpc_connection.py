@@ -187,42 +187,39 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
     def _request(self, event: Any) -> None:
         stream_id = event.stream_id
         head = tuple(event.headers)
-        known = self._known_heads.get(head)
-        if known is not None:  # a client's calls have one head, as a rule
-            call = self.calls[stream_id] = Call(self, stream_id, known[b":path"], known)
-            call.limit = self.server.options.limits.backlog
-            self.server.open(call)
-            if event.end_stream:
-                call.feed(b"", last=True)
-            return
-        headers = dict(head)
-        refusal = self.server.refusal(headers)
-        if refusal is not None:
+        known = self._known_heads.get(head)  # a client's calls have one head, as a rule
+        headers = dict(head) if known is None else known
+        if known is None and (refusal := self.server.refusal(headers)) is not None:
             with contextlib.suppress(ngh2.NGH2Error):  # reset already
                 self._h2.send_response(stream_id, ((b":status", refusal),), end_stream=True)
             return
-        path = headers[b":path"]
-        call = self.calls[stream_id] = Call(self, stream_id, path, headers)
+        call = self.calls[stream_id] = Call(self, stream_id, headers[b":path"], headers)
         call.limit = self.server.options.limits.backlog
-        timeout = headers.get(b"grpc-timeout")
-        if timeout is not None:
-            seconds = timeout_s(timeout)
-            if seconds is None:
-                call.finish(INTERNAL, "invalid grpc-timeout")
-                return
-            call.set_deadline(seconds)
-        if headers.get(b"grpc-encoding", b"identity") not in (b"identity", b"gzip", b"deflate"):
-            name = headers[b"grpc-encoding"].decode("latin-1")
-            call.finish(UNIMPLEMENTED, f"Compression algorithm '{name}' is not supported")
+        if known is None and not self._understands(call, head):
             return
-        if timeout is None and len(self._known_heads) < _KNOWN_HEADS:
-            self._known_heads[head] = headers
         if self._unread and self.server.unread.refuses(self):
             call.finish(RESOURCE_EXHAUSTED, NOT_READ)
             return
         self.server.open(call)
         if event.end_stream:
             call.feed(b"", last=True)
+
+    def _understands(self, call: Call, head: tuple[tuple[bytes, bytes], ...]) -> bool:
+        """Whether a call's deadline and compression can be read; then its head, if it has no deadline, is known."""
+        timeout = call.headers.get(b"grpc-timeout")
+        if timeout is not None:
+            seconds = timeout_s(timeout)
+            if seconds is None:
+                call.finish(INTERNAL, "invalid grpc-timeout")
+                return False
+            call.set_deadline(seconds)
+        encoding = call.headers.get(b"grpc-encoding", b"identity")
+        if encoding not in (b"identity", b"gzip", b"deflate"):
+            call.finish(UNIMPLEMENTED, f"Compression algorithm '{encoding.decode('latin-1')}' is not supported")
+            return False
+        if timeout is None and len(self._known_heads) < _KNOWN_HEADS:
+            self._known_heads[head] = dict(call.headers)
+        return True
 
     def _data(self, event: Any) -> None:
         stream_id, data = event.stream_id, event.data
