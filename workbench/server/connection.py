@@ -101,8 +101,7 @@ class HttpConnection(asyncio.Protocol):
         self._current = None
         self._incoming = None
         self._parser = None
-        self._body = Body()  # what had come is not kept until the collector looks
-        self._first = b""
+        self._first, self._body = b"", Body()  # what had come is not kept until the collector looks
         self._share.close()
 
     def _abandon(self) -> None:
