@@ -38,6 +38,15 @@ SLOW = (
 """
 )
 
+LARGE_ANSWERS = (
+    HEAD
+    + """class TritonPythonModel:
+    def execute(self, requests):
+        sizes = [int(pb.get_input_tensor_by_name(request, "IN").as_numpy()[0]) for request in requests]
+        return [pb.InferenceResponse([pb.Tensor("OUT", np.zeros(size, np.float32))]) for size in sizes]
+"""
+)
+
 FAILS = (
     HEAD
     + """class TritonPythonModel:

@@ -13,7 +13,7 @@ from typing import Any
 import ngh2
 import numpy as np
 import pytest
-from grpc_models import SERVICE, Wire, framed, request, values_of, write_models
+from grpc_models import LARGE_ANSWERS, SERVICE, Wire, framed, put, request, values_of, write_models
 from tritonclient.grpc import service_pb2 as pb
 
 from workbench.server import RunningServer, ServerOptions
@@ -416,3 +416,25 @@ def test_who_does_not_read_answers_has_no_further_calls_begun(repository: Any, s
         status, text, _ = wire.answer(wire.call("ModelInfer", small.SerializeToString()))
         assert (status, text) == (8, "too many answers are not read: read those that have come before asking for more")
         assert executed(server) == before == 1
+
+
+def test_answers_that_wait_in_the_socket_count_as_not_read(tmp_path: Any, start: Any) -> None:
+    put(tmp_path, "large", LARGE_ANSWERS)
+    options = replace(OPTIONS, grpc=GrpcOptions(limits=GrpcLimits(memory=1_000_000)))
+    small, large = (request("large", size).SerializeToString() for size in (1, 3_000_000))
+    with start(tmp_path, options, control_mode="none") as server, Wire(server.grpc_url, window=2**31 - 1) as wire:
+        wire.h2.set_local_window_size(2**31 - 1)
+        assert wire.answer(wire.call("ModelInfer", small))[0] == 0
+        stream = wire.call("ModelInfer", large)
+        wire.socket.recv(100_000, socket.MSG_PEEK | socket.MSG_WAITALL)  # it is on its way, and stays there
+        other = wire.call("ModelInfer", small)
+        statuses: dict[int, bytes] = {}
+        while len(statuses) < 2:
+            events = wire.read()
+            assert events, "closed"
+            for event in events:
+                head = dict(getattr(event, "headers", ()))
+                if b"grpc-status" in head:
+                    statuses[event.stream_id] = head[b"grpc-status"]
+        assert statuses == {stream: b"0", other: b"8"}
+        assert wire.answer(wire.call("ModelInfer", small))[0] == 0, "it has read them all"

@@ -197,6 +197,8 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
         call.limit = self.server.options.limits.backlog
         if known is None and not self._understands(call, head):
             return
+        if self._unread:
+            self._look_at_unread()  # of what waited in the socket nobody tells that it has been taken
         if self._unread and self.server.unread.refuses(self):
             call.finish(RESOURCE_EXHAUSTED, NOT_READ)
             return
@@ -392,7 +394,7 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
     def _look_at_unread(self) -> None:
         if self.transport is None:
             return
-        waiting = self._h2.queued_body_size()
+        waiting = self._h2.queued_body_size() + self.transport.get_write_buffer_size()
         if waiting or self._unread:
             taken = waiting < self._unread + self._sent
             self.server.unread.note(self, waiting, self.loop.time(), taken=taken)
@@ -417,9 +419,11 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
         if not self._greeted and now - self._began > limits.hello_s:
             transport.abort()
             return
-        if self._unread and self.server.unread.stuck(self, now, limits.pause_s):
-            transport.abort()
-            return
+        if self._unread:
+            self._look_at_unread()
+            if self.server.unread.stuck(self, now, limits.pause_s):
+                transport.abort()
+                return
         for stream_id, since in tuple(self._inside.items()):
             call = self.calls[stream_id]
             if call.held or call.waiting:
