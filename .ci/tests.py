@@ -4,7 +4,7 @@ Many tests here are about real time: a queue's delay, a limit after which a proc
 load. They run on machines with two cores, which other jobs may share, beside the processes that they start; so one of
 thousands may fail of what the machine did meanwhile. Such a test passes when it runs alone, and is printed as FLAKY
 with what it failed of: it is to be mended, but it says nothing about the change. What fails for a reason fails again.
-More than five at once are no accident, and neither is anything but failed tests (a skip that is on no list, a run that
+More than eight at once are no accident, and neither is anything but failed tests (a skip that is on no list, a run that
 was broken off): that fails at once. `make test` itself runs nothing twice.
 """
 
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MOST = 5
+MOST = 8
 SELECTS = {"test-full": ["-m", "full"]}
 """What a target selects, as in the Makefile, but for those that select nothing."""
 SHOWN = 4000

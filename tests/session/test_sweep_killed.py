@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there"),
 ]
 
-KILLS = 20
+KILLS = int(os.environ.get("WORKBENCH_KILLS", "6"))
 GRID = {"dynamic_batching.max_queue_delay_microseconds": [0, 70, 80], "max_batch_size": [4, 8]}
 POINTS = 6
 LOAD: dict[str, Any] = {"concurrency": 1, "duration_s": 0.15, "warmup_s": 0.02, "min_requests": 1}
@@ -88,6 +89,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield server
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("trial", range(KILLS))
 def test_a_sweep_killed_at_a_random_moment_is_resumed(served: WorkbenchServer, tmp_path: Path, trial: int) -> None:
     chance = random.Random(1000 + trial)
