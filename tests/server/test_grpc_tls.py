@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import grpc
 import pytest
 from certificates import write_certificates
 from grpc_models import request, values_of, write_models
+from http_app import until
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -55,6 +58,29 @@ def test_one_port_for_single_calls_and_streams(tmp_path: Path, start: Callable[.
             pytest.raises(grpc.RpcError),
         ):
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=3)
+
+
+def test_the_log_tells_of_clients_whose_handshake_fails(
+    repository: Path, start: Callable[..., Any], certificates: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = grpc_options(parse(flags(certificates, "--grpc-use-ssl-mutual=true", "--grpc-hello-timeout-secs=0.5")))
+    trusted, *own = ((certificates / name).read_bytes() for name in ("root.pem", "client.key", "client.pem"))
+    with (
+        caplog.at_level(logging.INFO, "workbench.server"),
+        start(repository, ServerOptions(name="deaf", grpc=made, exit_timeout_s=5.0)) as server,
+    ):
+
+        def told() -> list[str]:
+            return [text for record in caplog.records if "handshake" in (text := record.getMessage())]
+
+        target = server.grpc_url.removeprefix("grpcs://")
+        for credentials in (grpc.ssl_channel_credentials(trusted, *own), grpc.ssl_channel_credentials(trusted)):
+            assert not told()
+            with grpc.secure_channel(target, credentials) as channel, contextlib.suppress(grpc.RpcError):
+                service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=3)
+        until(lambda: bool(told()))
+        assert "GRPCInferenceService: " in told()[0]
+        assert "show one of its own where --grpc-use-ssl-mutual asks for it" in told()[0]
 
 
 def test_clients_show_a_certificate(

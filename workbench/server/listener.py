@@ -46,9 +46,11 @@ class _Connections(set[C]):
     def __init__(self, coming: weakref.WeakKeyDictionary[asyncio.BaseProtocol, float]) -> None:
         super().__init__()
         self._coming = coming
+        self.arrived = 0
 
     def add(self, connection: C) -> None:
-        self._coming.pop(cast("asyncio.BaseProtocol", connection), None)
+        if self._coming.pop(cast("asyncio.BaseProtocol", connection), None) is not None:
+            self.arrived += 1
         super().add(connection)
 
 
@@ -108,10 +110,15 @@ class Listener(Generic[C]):
         """Connections that were one too many, since the start."""
         # accepted, perhaps in the middle of a TLS handshake: since when
         self._coming: weakref.WeakKeyDictionary[asyncio.BaseProtocol, float] = weakref.WeakKeyDictionary()
-        self.connections: set[C] = _Connections(self._coming)
+        self._come: _Connections[C] = _Connections(self._coming)
+        self.connections: set[C] = self._come
         self.lingering: set[asyncio.BaseProtocol] = set()
         self._told = 0  # of the refused, in the log
         self._told_at = 0.0
+        self._over_tls, self._handshake_s = False, 20.0
+        self._taken = 0  # connections begun
+        self._failed_told = 0  # of those whose handshake came to nothing, in the log
+        self._failed_told_at = 0.0
         self.closing = False
         self.address = ""
         self.port = 0
@@ -133,8 +140,9 @@ class Listener(Generic[C]):
         Raises:
             OSError: the port cannot be had.
         """
+        self._over_tls, self._handshake_s = tls is not None, handshake_s
         self._server = await self.loop.create_server(
-            lambda: self._take(connect, handshake_s),
+            lambda: self._take(connect),
             address,
             port,
             backlog=1024,
@@ -146,19 +154,24 @@ class Listener(Generic[C]):
         self.port = self._server.sockets[0].getsockname()[1]
         self._sweeper = self.loop.call_later(self.sweep_s, self._sweep)
 
-    def _take(self, connect: Callable[[], asyncio.Protocol], handshake_s: float) -> asyncio.BaseProtocol:
+    def _forget_failed(self, now: float) -> None:
+        """Lets go of what is still on its way when the event loop has given its handshake up: it tells nobody."""
+        for protocol, since in tuple(self._coming.items()):
+            if now - since > self._handshake_s:
+                del self._coming[protocol]
+
+    def _take(self, connect: Callable[[], asyncio.Protocol]) -> asyncio.BaseProtocol:
         """Makes a connection, or what turns one away."""
         coming, now = self._coming, self.loop.time()
         if len(self.connections) + len(coming) >= self.limit:
-            for protocol, since in tuple(coming.items()):
-                if now - since > handshake_s:  # its handshake has failed
-                    del coming[protocol]
+            self._forget_failed(now)
             if len(self.connections) + len(coming) >= self.limit:
                 self.refused += 1
                 self._tell(now)
                 return _TurnedAway(self)
         made = connect()
         coming[made] = now
+        self._taken += 1
         return made
 
     def _tell(self, now: float) -> None:
@@ -174,8 +187,25 @@ class Listener(Generic[C]):
             )
             self._told, self._told_at = self.refused, now
 
+    def _tell_failed(self, now: float) -> None:
+        """Has the log say that handshakes failed, as clients are told nothing: the first one soon, others together."""
+        self._forget_failed(now)
+        failed = self._taken - self._come.arrived - len(self._coming)
+        count = failed - self._failed_told
+        if count > 0 and (not self._failed_told or now - self._failed_told_at >= _TELL_S):
+            LOG.info(
+                "%s: %d TLS handshake%s failed: does the client speak TLS, trust the server's certificate, and show "
+                "one of its own where --grpc-use-ssl-mutual asks for it?",
+                self.service,
+                count,
+                "" if count == 1 else "s",
+            )
+            self._failed_told, self._failed_told_at = failed, now
+
     def _sweep(self) -> None:
         self._tell(self.loop.time())
+        if self._over_tls:
+            self._tell_failed(self.loop.time())
         for connection in tuple(self.connections):
             connection.sweep()
         if self._sweeper is not None:
