@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import socket
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from grpc_models import Wire
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
 
 from workbench.config import Edit
 from workbench.server import RunningServer, ServerOptions
@@ -205,6 +208,23 @@ def test_a_known_form_is_checked_again_when_the_model_changes(
         line.close()
 
 
+def test_a_known_message_is_checked_again_when_the_model_changes(
+    start: Callable[..., Any], tmp_path: Any, write: Callable[..., None]
+) -> None:
+    """What is known of gRPC's messages outlasts a model's configuration."""
+    write(tmp_path, "echo", "FP32", [4])
+    asked = pb.ModelInferRequest(model_name="echo", raw_input_contents=[rows_of(2)])
+    asked.inputs.add(name="INPUT0", datatype="FP32", shape=[2, 4])
+    with start(tmp_path, control_mode="none") as served, Wire(served.grpc_url) as wire:
+        for batch, text in ((8, ""), (1, "inference request batch-size must be <= 1 for 'echo'"), (8, "")):
+            served.engine.configure("echo", [Edit("max_batch_size", "set", batch)])
+            for _ in range(3):
+                status, told, answer = wire.answer(wire.call("ModelInfer", asked.SerializeToString()))
+                assert text in told
+                assert status == (3 if text else 0)
+                assert answer.endswith(rows_of(2)) or text
+
+
 def test_a_form_that_is_refused_once_is_refused_again(server: RunningServer) -> None:
     line = Line(server)
     wrong = http(head_of("1", 1).replace(b"FP32", b"INT8").replace(b"16}", b"4}"), bytes(4))
@@ -218,11 +238,39 @@ def test_a_form_that_is_refused_once_is_refused_again(server: RunningServer) -> 
 
 
 def test_more_forms_than_are_kept(server: RunningServer) -> None:
+    """Memory does not grow with the forms that clients think of."""
     line = Line(server)
-    for number in range(600):
-        head = head_of(str(number), 1).replace(b'{"id"', b'{"x%d":0,"id"' % number)
-        line.socket.sendall(http(head, rows_of(1, number)))
-        status, _, body = line.answer()
-        assert status.startswith(b"HTTP/1.1 200")
-        assert body.endswith(rows_of(1, number))
+    tracemalloc.start()
+    begun = 0
+    try:
+        for number in range(3000):
+            head = head_of("1", 1)[:-1] + b',"x":"%0*d"}' % (1700, number)
+            line.socket.sendall(http(head, rows_of(1, number)))
+            status, _, body = line.answer()
+            assert status.startswith(b"HTTP/1.1 200")
+            assert body.endswith(rows_of(1, number))
+            if number == 1000:
+                begun = tracemalloc.get_traced_memory()[0]
+        assert tracemalloc.get_traced_memory()[0] - begun < 2_000_000
+    finally:
+        tracemalloc.stop()
     line.close()
+
+
+def test_more_forms_of_messages_than_are_kept(server: RunningServer) -> None:
+    tracemalloc.start()
+    begun = 0
+    try:
+        with Wire(server.grpc_url) as wire:
+            for number in range(3000):
+                asked = pb.ModelInferRequest(model_name="echo", raw_input_contents=[rows_of(1, number)])
+                tensor = asked.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
+                tensor.MergeFromString(b"\x72\xa4\x0d" + b"%01700d" % number)  # a field that nobody knows
+                status, _, answer = wire.answer(wire.call("ModelInfer", asked.SerializeToString()))
+                assert status == 0
+                assert answer.endswith(rows_of(1, number))
+                if number == 1000:
+                    begun = tracemalloc.get_traced_memory()[0]
+        assert tracemalloc.get_traced_memory()[0] - begun < 2_000_000
+    finally:
+        tracemalloc.stop()
