@@ -209,6 +209,7 @@ class Wire:
             cases = [case for case in CASES if case.part in parts]
             results = {case: Result() for case in cases}
             for turn in range(self.runs):
+                print(f"against real Triton: run {turn + 1} of {self.runs}", file=sys.stderr)
                 for case in cases:
                     if turn and monotonic_ns() > self.deadline:
                         break
@@ -315,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--oracle", type=Path, help="folder with real-tritonserver and perf-analyzer")
     parser.add_argument("--runs", type=int, help="alternating runs of each point")
     args = parser.parse_args(argv)
-    runs, window_s, calls, budget_s = (2, 0.5, 2000, 90.0) if args.quick else (5, 2.0, 10_000, 7200.0)
+    runs, window_s, calls, budget_s = (2, 0.5, 2000, 90.0) if args.quick else (5, 1.0, 10_000, 7200.0)
     wire = Wire(oracle_at(args.oracle), args.runs or runs, window_s, calls, budget_s)
     rows = wire.run(args.only.split(","))
     if args.json:
