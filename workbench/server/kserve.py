@@ -11,6 +11,7 @@ import base64
 import binascii
 import logging
 import re
+from base64 import b64decode
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -391,6 +392,8 @@ class KServeApi:
             self.memory.register_system(region, *_system_region(exchange.body))
         elif system:
             self.memory.register_system(region, "", 0, 0)
+        elif self.memory.allowed and region and self.memory.has_gpus():
+            self.memory.register_cuda(region, *_cuda_region(exchange.body))
         else:
             self.memory.register_cuda(region, b"", 0, 0)
         exchange.respond(200, b"", JSON)
@@ -410,6 +413,24 @@ def _system_region(body: Buffer) -> tuple[str, int, int]:
         if type(number) is not int or not 0 <= number < 2**64:
             raise InternalError(js.NOT_UINT)
     return key, offset, request["byte_size"]
+
+
+def _cuda_region(body: Buffer) -> tuple[bytes, int, int]:
+    """Handle, device and size of a register request."""
+    request = js.loads(body)
+    for name in ("raw_handle", "device_id", "byte_size"):
+        if not isinstance(request, dict) or name not in request:
+            raise InvalidRequest(f"Shared memory register request has no '{name}' field")
+    handle = request["raw_handle"].get("b64") if isinstance(request["raw_handle"], dict) else None
+    if not isinstance(handle, str):
+        raise InvalidRequest("Shared memory register request has no 'b64' field in 'raw_handle'")
+    for name in ("device_id", "byte_size"):
+        if type(request[name]) is not int or not 0 <= request[name] < 2**64:
+            raise InternalError(js.NOT_UINT)
+    try:
+        return b64decode(handle, validate=True), request["device_id"], request["byte_size"]
+    except ValueError:
+        raise InvalidRequest("failed to decode 'raw_handle' of a shared memory register request: no base64") from None
 
 
 def _is(exchange: Exchange, *methods: bytes) -> bool:

@@ -1,8 +1,9 @@
 """Memory that clients share with the server: regions by name, for both front ends (Triton's shared_memory_manager.cc).
 
-A region is a POSIX shared memory object. It is read and written by file, not through a mapping: a client that shrinks
-its object (creating it anew with the same key does) would end a process that touches the mapping. So inputs are copied
-once, when the request is read, and what the client writes later does not reach a request that runs.
+A system region is a POSIX shared memory object. It is read and written by file, not through a mapping: a client that
+shrinks its object (creating it anew with the same key does) would end a process that touches the mapping. So inputs are
+copied once, when the request is read, and what the client writes later does not reach a request that runs. A CUDA
+region is memory of a GPU that another process has allocated (``cuda_memory``).
 """
 
 from __future__ import annotations
@@ -16,10 +17,19 @@ import weakref
 from pathlib import Path
 from typing import Any, Literal
 
-from workbench.errors import AlreadyExists, InternalError, InvalidRequest, NotFound, NotReady, Unsupported
+from workbench.errors import (
+    AlreadyExists,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    NotReady,
+    Unsupported,
+    WorkbenchError,
+)
 from workbench.protocol.binary import Buffer
 from workbench.protocol.shared_memory import SHARED_MEMORY_DISABLED
 from workbench.server.body import aligned
+from workbench.server.cuda_memory import CudaDriver, FindDriver, find_driver
 
 Kind = Literal["system", "cuda"]
 
@@ -32,18 +42,26 @@ _SIZE_MAX = 2**64 - 1
 
 
 class _Region:
-    """A registered region; its file is closed when nobody uses it any more."""
+    """A registered region; what it holds is let go when nobody uses it any more."""
 
-    def __init__(self, name: str, key: str, offset: int, byte_size: int, fd: int) -> None:
+    kind: Kind
+
+    def __init__(self, name: str, byte_size: int) -> None:
         self.name = name
-        self.key = key
-        self.offset = offset
         self.byte_size = byte_size
-        self.fd = fd
-        weakref.finalize(self, os.close, fd)
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
+        raise NotImplementedError
+
+    def read(self, offset: int, byte_size: int) -> memoryview:
+        raise NotImplementedError
+
+    def write(self, offset: int, data: memoryview) -> None:
+        raise NotImplementedError
+
+    def end(self) -> int:
+        """Where the memory ends now, counted from the region's beginning."""
+        raise NotImplementedError
 
     def check(self, offset: int, byte_size: int) -> None:
         if offset >= self.byte_size:
@@ -54,11 +72,30 @@ class _Region:
                 f"({_SIZE_MAX}) for region '{self.name}'"
             )
         # the object may be smaller than it was when it was registered
-        if offset + byte_size > self.byte_size or self.offset + offset + byte_size > os.fstat(self.fd).st_size:
+        if offset + byte_size > min(self.byte_size, self.end()):
             raise self.outside()
 
     def outside(self) -> InvalidRequest:
         return InvalidRequest(f"Invalid offset + byte size for shared memory region: '{self.name}'")
+
+
+class _System(_Region):
+    """A POSIX shared memory object, by its file."""
+
+    kind = "system"
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, fd: int) -> None:
+        super().__init__(name, byte_size)
+        self.key = key
+        self.offset = offset
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
+
+    def end(self) -> int:
+        return os.fstat(self.fd).st_size - self.offset
 
     def read(self, offset: int, byte_size: int) -> memoryview:
         self.check(offset, byte_size)
@@ -70,6 +107,48 @@ class _Region:
                 raise self.outside()
             done += count
         return view
+
+    def write(self, offset: int, data: memoryview) -> None:
+        self.check(offset, data.nbytes)
+        done = 0
+        while done < data.nbytes:
+            done += os.pwrite(self.fd, data[done:], self.offset + offset + done)
+
+
+class _Cuda(_Region):
+    """Memory of a GPU, mapped into this process."""
+
+    kind = "cuda"
+
+    def __init__(self, name: str, driver: CudaDriver, device: int, byte_size: int, address: int) -> None:
+        super().__init__(name, byte_size)
+        self.driver = driver
+        self.device = device
+        self.address = address
+        weakref.finalize(self, _let_go, driver, device, address)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "device_id": self.device, "byte_size": self.byte_size}
+
+    def end(self) -> int:
+        return self.byte_size  # nobody can take it away while it is mapped
+
+    def read(self, offset: int, byte_size: int) -> memoryview:
+        self.check(offset, byte_size)
+        view = aligned(byte_size)
+        if byte_size:
+            self.driver.read(self.device, self.address + offset, view)
+        return view
+
+    def write(self, offset: int, data: memoryview) -> None:
+        self.check(offset, data.nbytes)
+        if data.nbytes:
+            self.driver.write(self.device, self.address + offset, data)
+
+
+def _let_go(driver: CudaDriver, device: int, address: int) -> None:
+    with contextlib.suppress(WorkbenchError):  # the driver is unloaded, when the process ends
+        driver.close(device, address)
 
 
 class _Target:
@@ -87,10 +166,7 @@ class _Target:
                 f"shared memory size specified with the request for output '{output}' ({self._byte_size} bytes) should "
                 f"be at least {view.nbytes} bytes to hold the results"
             )
-        self._region.check(self._offset, view.nbytes)
-        done = 0
-        while done < view.nbytes:
-            done += os.pwrite(self._region.fd, view[done:], self._region.offset + self._offset + done)
+        self._region.write(self._offset, view)
 
 
 class SharedMemory:
@@ -101,10 +177,13 @@ class SharedMemory:
 
     Args:
         allowed: Triton's ``--allow-client-shm``; without it nothing can be registered.
+        find_driver: looks for the driver of the GPUs.
     """
 
-    def __init__(self, allowed: bool = False) -> None:
+    def __init__(self, allowed: bool = False, find_driver: FindDriver = find_driver) -> None:
         self.allowed = allowed
+        self._find_driver = find_driver
+        self._driver: CudaDriver | None = None
         self.largest = 0
         self._regions: dict[str, _Region] = {}
         self._lock = threading.Lock()
@@ -138,8 +217,11 @@ class SharedMemory:
             except BaseException:
                 os.close(fd)
                 raise
-            self._regions[name] = _Region(name, key, offset, byte_size, fd)
-            self.largest = max(self.largest, byte_size)
+            self._add(_System(name, key, offset, byte_size, fd))
+
+    def _add(self, region: _Region) -> None:
+        self._regions[region.name] = region
+        self.largest = max(self.largest, region.byte_size)
 
     def _check_free(self, name: str) -> None:
         if name in self._regions:
@@ -151,17 +233,41 @@ class SharedMemory:
                 hint="unregister some, or raise the limit of open files (ulimit -n)",
             )
 
+    def has_gpus(self) -> bool:
+        """Whether CUDA regions can be registered here at all."""
+        with self._lock:
+            self._driver = self._driver or self._find_driver()
+            return self._driver is not None
+
     def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
-        """Refuses: CUDA memory of other processes is not read here.
+        """Takes ``byte_size`` bytes of a GPU's memory that another process has allocated as a region.
+
+        ``raw_handle`` are the 64 bytes of its ``cudaIpcMemHandle_t``.
 
         Raises:
             Unsupported: shared memory is switched off.
-            InvalidRequest: always, in the words of a Triton without GPUs.
+            InvalidRequest: no name; there is no GPU (in the words of a Triton without), or no such memory; the bytes
+                are not within it.
+            AlreadyExists: the name is taken.
+            NotReady: the process can hold no more regions.
         """
         self._check_allowed()
         if not name:
             raise InvalidRequest("'region name' is necessary to register cuda shared memory region")
-        raise InvalidRequest(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        prefix = f"failed to register CUDA shared memory region: '{name}'"
+        with self._lock:
+            self._driver = driver = self._driver or self._find_driver()
+            if driver is None:
+                raise InvalidRequest(f"{prefix}, GPUs not supported")
+            self._check_free(name)
+            try:
+                address = driver.open(device_id, raw_handle)
+            except InternalError as error:
+                raise InvalidRequest(f"{prefix}: failed to open CUDA IPC handle: {error.message}") from None
+            region = _Cuda(name, driver, device_id, byte_size, address)
+            if not 0 < byte_size <= driver.size(device_id, address):
+                raise InvalidRequest(f"{prefix}: invalid args")
+            self._add(region)
 
     def unregister(self, kind: Kind, name: str = "") -> None:
         """Forgets a region, or all of a kind where no name is given; an unknown one is as good as forgotten.
@@ -172,17 +278,14 @@ class SharedMemory:
             Unsupported: shared memory is switched off.
         """
         self._check_allowed()
-        if kind == "cuda":
-            return
         with self._lock:
-            if name:
-                self._regions.pop(name, None)
-            else:
-                self._regions.clear()
+            for region in [self._regions.get(name)] if name else list(self._regions.values()):
+                if region is not None and region.kind == kind:
+                    del self._regions[region.name]
             self.largest = max((region.byte_size for region in self._regions.values()), default=0)
 
     def status(self, kind: Kind, name: str = "") -> list[dict[str, Any]]:
-        """``name``, ``key``, ``offset`` and ``byte_size`` of a region, or of all, by name.
+        """``name``, ``key``, ``offset`` and ``byte_size`` of a region, or of all, by name; CUDA's have a ``device_id``.
 
         Raises:
             NotFound: there is no such region of this kind.
@@ -190,12 +293,13 @@ class SharedMemory:
         with self._lock:
             if not name:
                 found = sorted(self._regions.values(), key=lambda region: region.name.encode())
-                return [region.to_json() for region in found] if kind == "system" else []
+                return [region.to_json() for region in found if region.kind == kind]
             region = self._regions.get(name)
         if region is None:
             raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")
-        if kind == "cuda":
-            raise NotFound(f"The region named '{name}' is registered as system shared memory, not CUDA shared memory")
+        if region.kind != kind:
+            words = {"system": "system shared memory", "cuda": "CUDA shared memory"}
+            raise NotFound(f"The region named '{name}' is registered as {words[region.kind]}, not {words[kind]}")
         return [region.to_json()]
 
     def read(self, region: str, offset: int, byte_size: int) -> memoryview:
