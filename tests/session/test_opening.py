@@ -91,6 +91,13 @@ def test_who_started_a_server_may_ask_it_what_others_may_not(repository: Path, c
             refused()
 
 
+def test_a_server_whose_models_are_not_controlled_says_how_they_would_be(repository: Path, closing: Closing) -> None:
+    remote = closing(wb.connect(closing(wb.serve(repository, control_mode="none")).url))
+    for refused in (lambda: remote.load("double"), lambda: remote.unload("double")):
+        with pytest.raises(WorkbenchError, match=r"what to do: .*--model-control-mode explicit"):
+            refused()
+
+
 def test_a_server_that_has_died_is_replaced_and_its_end_is_told(repository: Path, closing: Closing) -> None:
     first = closing(wb.serve(repository))
     os.kill(first.pid, signal.SIGKILL)

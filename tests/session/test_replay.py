@@ -89,6 +89,13 @@ class TritonPythonModel:
             raise ValueError("below zero")
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])]
 """
+REFUSES = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("not today")) for _ in requests]
+"""
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 
 
@@ -105,6 +112,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_python(root, "asks", ASKS)
     add_python(root, "streams", STREAMS, DECOUPLED)
     add_python(root, "waits", WAITS)
+    add_python(root, "refuses", REFUSES)
     add_model(root, "double")
     return root
 
@@ -121,6 +129,16 @@ def fail(server: Server, model: str, x: list[list[float]]) -> int:
         server.infer(model, {"x": np.array(x, np.float32)}, id="wrong")
     records = server.records()
     return int(records[(records["model"] == model) & (records["status"] != "ok")]["seq"].iloc[-1])
+
+
+@pytest.mark.parametrize("model", ["roots", "refuses"])
+def test_the_error_of_a_model_says_how_to_run_the_request_again(both: Server, model: str) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        both.infer(model, {"x": np.array([[-1.0, 1.0]], np.float32)})
+    assert "server.replay() runs it again in this kernel" in caught.value.hint
+    with pytest.raises((WorkbenchError, ValueError)) as again:
+        both.replay()
+    assert str(again.value).partition("\n")[0].rpartition(": ")[2] in caught.value.message
 
 
 def test_a_failed_request_is_raised_again_where_the_model_raised_it(

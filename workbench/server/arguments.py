@@ -101,7 +101,9 @@ def _model_flags(group: Any) -> None:
     flag(group, "strict-model-config", False, "deprecated: true is --disable-auto-complete-config")
     flag(group, "strict-readiness", True, "ready only when every model is")
     flag(group, "exit-on-error", True, "exit when a model fails at the start")
-    group.add_argument("--model-load-thread-count", type=int, default=4, metavar="N")
+    group.add_argument(
+        "--model-load-thread-count", type=int, default=4, metavar="N", help="models loaded at a time; default 4"
+    )
     group.add_argument("--model-config-name", default="", metavar="NAME")
     group.add_argument(
         "--rate-limit", choices=("off", "execution_count"), default="off",
@@ -194,7 +196,10 @@ def _own_flags(group: Any) -> None:
         "--allowed-host", action="append", default=[], metavar="HOST", help="a further name it is known by"
     )
     flag(group, "allow-file-override", False, "let load requests bring a model's files")
-    group.add_argument("--python-execution", choices=("process", "thread"), default="process")
+    group.add_argument(
+        "--python-execution", choices=("process", "thread"), default="process",
+        help="where Python models run: in processes of their own (default), or in the server, for debugging",
+    )  # fmt: skip
     group.add_argument(
         "--nested-wait-report-secs", type=float, default=10.0, metavar="SECONDS",
         help="report a model's call to another model (BLS) that waits so long in a queue; 0 for never",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from workbench.errors import ConnectionFailed, WorkbenchError
+from workbench.errors import Code, ConnectionFailed, WorkbenchError
 from workbench.protocol.datatypes import BY_WIRE
 
 if TYPE_CHECKING:
@@ -34,7 +34,11 @@ _WRONG_SHAPE = re.compile(r"unexpected shape for input '(?P<name>[^']*)'|input '
 _MODEL_RAISED = re.compile(r"Failed to process the request\(s\) for model '")
 _MODEL_DIED = re.compile(r"Failed to process the request\(s\) for model instance '|^Stub process '.*' is not healthy")
 _KEPT_FROM = re.compile(r" is restricted, expecting header '|need the repository's token")
+_NO_CONTROL = re.compile(r"^explicit model load / unload is not allowed")
 _TOO_MANY_ROWS = re.compile(r"batch-size must be <= (?P<limit>\d+)")
+
+
+_REPLAY = "server.replay() runs it again in this kernel"
 
 
 def explained(
@@ -64,11 +68,16 @@ def explain(server: Server, model: str, error: WorkbenchError, request: Inferenc
             "server.token), is let through over HTTP; other clients send the header: headers={...} of tritonclient"
         )
         return
+    if _NO_CONTROL.search(error.message) and not error.hint:
+        error.hint = "its control mode is not explicit: start it with --model-control-mode explicit --load-model '*'"
+        return
     try:
         if _UNKNOWN_MODEL.search(error.message):
             error.hint = _about_models(server, model, error)
         elif request is not None and not error.hint:
             error.hint = _about_request(server, model, error.message, request)
+            if not error.hint and error.code is Code.INTERNAL and len(server.captured()):  # what the model answered
+                error.hint = _REPLAY
     except Exception:
         return  # the first error is the one that matters
 
@@ -84,7 +93,7 @@ def _about_request(server: Server, model: str, text: str, request: InferenceRequ
         server.captured()  # a remote Triton keeps none: nothing to say
         if _MODEL_DIED.search(text):  # what hung or killed the process would do so to this kernel
             return f"server.logs(model={model!r}) says where it was"
-        return 'server.replay() runs it again in this kernel, server.logs(level="error") has the traceback'
+        return _REPLAY + ', server.logs(level="error") has the traceback'
     if _WRONG_INPUT.search(text):
         return f"the inputs of '{model}' are {describe(server.model_metadata(model)['inputs'])}"
     if _WRONG_OUTPUT.search(text):
