@@ -126,8 +126,9 @@ def test_compressed_messages(wire: Wire) -> None:
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_the_server_keeps_the_deadline_itself(wire: Wire, method: str) -> None:
-    stream = wire.call(method, request("slow", 1).SerializeToString(), headers={"grpc-timeout": "50m"})
-    assert wire.answer(stream)[:2] == (4, "Deadline Exceeded")
+    for _ in range(2):  # heads that come again are known
+        stream = wire.call(method, request("slow", 1).SerializeToString(), headers={"grpc-timeout": "50m"})
+        assert wire.answer(stream)[:2] == (4, "Deadline Exceeded")
     assert wire.answer(wire.call("ServerLive", b"", headers={"grpc-timeout": "x"}))[0] == 13
     assert wire.answer(wire.call("ServerLive", b"", headers={"grpc-timeout": "10S"}))[0] == 0
 

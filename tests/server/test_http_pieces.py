@@ -73,6 +73,19 @@ def test_a_body_that_looks_like_the_end_of_a_head(running: Running) -> None:
         ]  # fmt: skip
 
 
+def test_each_request_that_waits_for_permission_gets_it(running: Running) -> None:
+    head, mark, body = post(b"/e", b"hi", b"Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(head + mark + body)
+        assert [stream.readline() for _ in range(2)] == [b"HTTP/1.1 100 Continue\r\n", b"\r\n"]
+        assert read_answer(stream)[2] == b"POST /e hi"
+        for _ in range(2):
+            client.sendall(head + mark)
+            assert [stream.readline() for _ in range(2)] == [b"HTTP/1.1 100 Continue\r\n", b"\r\n"]
+            client.sendall(body)
+            assert read_answer(stream)[2] == b"POST /e hi"
+
+
 bodies = st.sampled_from([b"a", b"bc", b"\r\n\r\n", post(b"/in", b"a"), b"q" + post(b"/a", b"bc")])
 requests = st.builds(post, st.sampled_from([b"/a", b"/b"]), bodies, st.sampled_from([b"", b"X: y\r\n"]))
 
