@@ -274,3 +274,17 @@ def test_more_forms_of_messages_than_are_kept(server: RunningServer) -> None:
         assert tracemalloc.get_traced_memory()[0] - begun < 2_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_more_heads_of_calls_than_are_kept(server: RunningServer) -> None:
+    tracemalloc.start()
+    begun = 0
+    try:
+        with Wire(server.grpc_url) as wire:
+            for number in range(300):
+                assert wire.answer(wire.call("ServerLive", b"", headers={"x": f"{number:08000}"}))[0] == 0
+                if number == 100:
+                    begun = tracemalloc.get_traced_memory()[0]
+            assert tracemalloc.get_traced_memory()[0] - begun < 500_000, "of a connection that is still there"
+    finally:
+        tracemalloc.stop()
