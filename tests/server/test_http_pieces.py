@@ -73,6 +73,18 @@ def test_a_body_that_looks_like_the_end_of_a_head(running: Running) -> None:
         ]  # fmt: skip
 
 
+def test_each_head_has_the_same_limit(running: Running) -> None:
+    """Also one that comes in pieces behind another request."""
+    long = post(b"/long", b"1", b"".join(b"X-%d: %b\r\n" % (number, b"y" * 8000) for number in range(9)))
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(post(b"/one", b"1"))
+        assert read_answer(stream)[0] == 200
+        client.sendall(long[:60_000])
+        assert answers(running, [(post(b"/two", b"2"), 1)]) == [b"POST /two 2"]  # the piece has been read meanwhile
+        client.sendall(long[60_000:])
+        assert read_answer(stream)[0] == 431
+
+
 def test_each_request_that_waits_for_permission_gets_it(running: Running) -> None:
     head, mark, body = post(b"/e", b"hi", b"Expect: 100-continue\r\n").partition(b"\r\n\r\n")
     with running.connect() as client, client.makefile("rb") as stream:

@@ -151,9 +151,9 @@ class HttpConnection(asyncio.Protocol):
         if not self._received:  # a request that began behind another one, in the piece before, is not known by its rest
             self._first = data if self._incoming is None else b""
         self._received += size
-        if not self._head_done:
+        if self._incoming is None or not self._head_done:
             self._head_bytes += size
-        elif self._incoming is not None:
+        else:
             self._body_bytes += size
         try:
             self._parser.feed_data(data)
