@@ -51,7 +51,7 @@ class Budget(Generic[H]):
         waiting = self._waiting
         while waiting:
             holder, size, granted = waiting[0]
-            if holder.waiting:  # else it has given up
+            if holder.waiting == size:  # else it has given up, and perhaps asked for something else
                 if self.used and self.used + size > self.size:
                     break
                 self.used += size
