@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import ngh2
@@ -19,16 +20,16 @@ FRAME = 64 * 1024
 """The largest frame that is taken, in bytes."""
 
 
-class FlowControl:
+class FlowControl(ABC):
     """The part of a connection that a call asks for room (``Carrier``)."""
 
     server: GrpcServer
     calls: dict[int, Call]
     _h2: Any
 
+    @abstractmethod
     def _plan(self) -> None:
         """Has what is to be sent sent soon."""
-        raise NotImplementedError
 
     def _acknowledge(self, stream_id: int, size: int) -> None:
         if size:

@@ -14,6 +14,7 @@ import resource
 import stat
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SIZE_MAX = 2**64 - 1
 
 
-class _Region:
+class _Region(ABC):
     """A registered region; what it holds is let go when nobody uses it any more."""
 
     kind: Kind
@@ -50,18 +51,21 @@ class _Region:
         self.name = name
         self.byte_size = byte_size
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """As Triton tells of it."""
 
+    @abstractmethod
     def read(self, offset: int, byte_size: int) -> memoryview:
-        raise NotImplementedError
+        """A copy of bytes of it."""
 
+    @abstractmethod
     def write(self, offset: int, data: memoryview) -> None:
-        raise NotImplementedError
+        """Puts bytes into it."""
 
+    @abstractmethod
     def end(self) -> int:
         """Where the memory ends now, counted from the region's beginning."""
-        raise NotImplementedError
 
     def check(self, offset: int, byte_size: int) -> None:
         if offset >= self.byte_size:
