@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +51,25 @@ def run_all(page: Any, timeout_s: float) -> None:
     for output in json.loads(text):
         if output["output_type"] == "error":
             pytest.fail(f"{output['ename']}: {output['evalue']}\n" + "\n".join(output["traceback"]))
+
+
+def run_cell(page: Any, index: int) -> None:
+    """Runs one cell, and does not wait for its end."""
+    page.evaluate(
+        """async (index) => {
+            const notebook = window.jupyterapp.shell.currentWidget.content;
+            notebook.activeCellIndex = index;
+            await window.jupyterapp.commands.execute('notebook:run-cell');
+        }""",
+        index,
+    )
+
+
+def what_was_seen(request: pytest.FixtureRequest, page: Any, lab: Any, picture: Path) -> Iterator[None]:
+    """Around a test: keeps a picture of the page, and what it said, when the test fails."""
+    picture.parent.mkdir(exist_ok=True)
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        page.screenshot(path=picture)
+        print("seen:", page.seen, lab.server_logs())

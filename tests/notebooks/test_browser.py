@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab_page import open_notebook, run_all
+from lab_page import open_notebook, run_all, what_was_seen
 from notebooks_layout import lay_out
 
 from workbench.samples import model_names
@@ -123,11 +123,7 @@ def button(panel: Any, name: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def _traces_of_a_failure(request: pytest.FixtureRequest, page: Any, lab: Any) -> Iterator[None]:
-    failed = request.session.testsfailed
-    yield
-    if request.session.testsfailed > failed:
-        page.screenshot(path=ARTIFACTS / "failed.png")
-        print("seen:", page.seen, lab.server_logs())
+    yield from what_was_seen(request, page, lab, ARTIFACTS / "failed.png")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab_page import open_notebook
+from lab_page import open_notebook, run_cell, what_was_seen
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "artifacts"
@@ -56,23 +56,7 @@ for thread in threads:
 
 @pytest.fixture(autouse=True)
 def _what_was_seen(request: pytest.FixtureRequest, page: Any, lab: Any) -> Iterator[None]:
-    ARTIFACTS.mkdir(exist_ok=True)
-    failed = request.session.testsfailed
-    yield
-    if request.session.testsfailed > failed:
-        page.screenshot(path=ARTIFACTS / "timeline_test_failed.png")
-        print("seen:", page.seen, lab.server_logs())
-
-
-def run_cell(page: Any, index: int) -> None:
-    page.evaluate(
-        """async (index) => {
-            const notebook = window.jupyterapp.shell.currentWidget.content;
-            notebook.activeCellIndex = index;
-            await window.jupyterapp.commands.execute('notebook:run-cell');
-        }""",
-        index,
-    )
+    yield from what_was_seen(request, page, lab, ARTIFACTS / "timeline_test_failed.png")
 
 
 def test_a_click_on_a_request_or_a_batch_says_where_its_time_went(page: Any, lab: Any) -> None:

@@ -58,15 +58,21 @@ def other(process: WorkbenchServer) -> Any:
         yield server
 
 
-def test_a_second_sweep_is_refused_and_told_who_has_the_model(process: WorkbenchServer, other: WorkbenchServer) -> None:
-    before = process.config("double").text
+def begun_sweep(server: Any) -> SweepJob:
+    """A sweep that has measured a point and is not at its end."""
     begun = threading.Event()
-    job = process.sweep(
+    job = server.sweep(
         "double", {DELAY: [70, 80]}, wait=False, concurrency=1,
         on_progress=lambda progress: begun.set() if progress.done else None, **QUICK,
     )  # fmt: skip
     assert isinstance(job, SweepJob)
     assert begun.wait(60)
+    return job
+
+
+def test_a_second_sweep_is_refused_and_told_who_has_the_model(process: WorkbenchServer, other: WorkbenchServer) -> None:
+    before = process.config("double").text
+    job = begun_sweep(process)
     try:
         for change in (
             lambda: other.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK),
@@ -145,13 +151,7 @@ def _silent_until_lost(control: Any) -> Callable[[str, str], None]:
 
 
 def test_two_sweeps_of_a_remote_server_from_here_are_kept_apart(remote: TritonServer) -> None:
-    begun = threading.Event()
-    job = remote.sweep(
-        "double", {DELAY: [70, 80]}, wait=False, concurrency=1,
-        on_progress=lambda progress: begun.set() if progress.done else None, **QUICK,
-    )  # fmt: skip
-    assert isinstance(job, SweepJob)
-    assert begun.wait(60)
+    job = begun_sweep(remote)
     try:
         with (
             wb.connect(remote.url) as second,

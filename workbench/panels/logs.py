@@ -12,6 +12,7 @@ from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.html import chip, escape, number, table
 from workbench.panels.log_view import KEEP, LogView
+from workbench.panels.model_choice import ALL, offer_models
 from workbench.records.log_settings import LEVELS
 from workbench.records.waterfall import phases_of
 from workbench.session.logs import LogCursor, LogFilter, LogLine, LogLines
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
-ALL = "all models"
 EMPTY = "Nothing has been logged yet. A model logs with pb_utils.Logger and print; what it raises appears by itself."
 EMPTY_FILTERED = "No line fits these filters."
 STATIC_LINES = 60
@@ -95,13 +95,7 @@ class LogsPanel(Panel):
     # ------------------------------------------------------------ showing
 
     def _show(self, snapshot: SessionSnapshot) -> None:
-        names = [ALL, *snapshot.models.names]
-        if self._model.value not in names:
-            names.append(self._model.value)
-        if list(self._model.options) != names:
-            chosen = self._model.value
-            self._model.options = names
-            self._model.value = chosen
+        offer_models(self._model, snapshot.models.names)
         badge = self._complaint + stale_badge(snapshot)
         if not self._follow.value and self._shown is not None:
             self._head.value = _head_html(self._lines, f"paused {badge}")

@@ -15,6 +15,7 @@ from workbench.charts.waterfall import draw_waterfall, update_waterfall
 from workbench.errors import InvalidRequest, NotFound, WorkbenchError
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.logs import as_request
+from workbench.panels.model_choice import ALL, offer_models
 from workbench.records import RecordColumns, RecordRing
 from workbench.records.timeline import ended_since, timeline_of
 from workbench.records.waterfall import WaterfallData, waterfall_of
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
-ALL = "all models"
 WINDOWS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 LIVE_BARS = 1200
 """Batches, and requests, drawn while the panel follows: all of them are sent at each turn."""
@@ -94,13 +94,7 @@ class TimelinePanel(Panel):
     # ------------------------------------------------------------ showing
 
     def _show(self, snapshot: SessionSnapshot) -> None:
-        names = [ALL, *snapshot.models.names]
-        if self._model.value not in names:
-            names.append(self._model.value)
-        if list(self._model.options) != names:
-            chosen = self._model.value
-            self._model.options = names
-            self._model.value = chosen
+        offer_models(self._model, snapshot.models.names)
         self._head.value = f'<div class="wb-head">{stale_badge(snapshot)}</div>'
         if self._follow.value:
             try:
