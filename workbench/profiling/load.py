@@ -18,6 +18,9 @@ Distribution = Literal["constant", "poisson"]
 MAX_CONCURRENCY = 16384
 """Clients of a closed loop, each with a connection of its own: ports and descriptors end not far above."""
 
+MAX_GENERATORS = 64
+"""Processes that send one load."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -34,6 +37,7 @@ class Load:
     of one request. After the window answers are awaited for up to ``drain_s``. An open loop holds at most
     ``max_in_flight`` requests; what would exceed that is counted as failed. ``streaming`` sends to the endpoint that
     gives any number of responses to a request and stamps each of them; a decoupled model is measured so anyway.
+    ``generators`` processes send it together: they divide its clients or its arrivals, and their stamps are merged.
 
     Raises:
         InvalidRequest: a value that makes no sense.
@@ -53,6 +57,7 @@ class Load:
     drain_s: float = 10.0
     max_in_flight: int = 4096
     streaming: bool = False
+    generators: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in ("closed", "open"):
@@ -65,6 +70,10 @@ class Load:
             raise InvalidRequest(f"an open loop needs a rate above 0 requests/s, got {self.rate}")
         if not self.duration_s > 0 or self.warmup_s < 0 or self.batch_size < 1 or self.drain_s < 0:
             raise InvalidRequest("duration_s and batch_size must be positive, warmup_s and drain_s not negative")
+        if not 1 <= self.generators <= MAX_GENERATORS:
+            raise InvalidRequest(f"generators must be from 1 to {MAX_GENERATORS}, got {self.generators}")
+        if self.kind == "closed" and self.generators > self.concurrency:
+            raise InvalidRequest(f"{self.generators} generators cannot divide {self.concurrency} clients")
         if self.kind == "open" and self.rate * (self.longest_warmup_s + self.longest_s) > 50_000_000:
             raise InvalidRequest("more than 50 million requests in one load point")
 
