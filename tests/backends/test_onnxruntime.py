@@ -19,7 +19,7 @@ from workbench.backends.onnxruntime_config import session_options
 from workbench.backends.registry import create_backend
 from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument
-from workbench.errors import BackendError, InvalidRequest, WorkbenchError
+from workbench.errors import BackendError, InvalidRequest, Unsupported, WorkbenchError
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 
@@ -124,8 +124,11 @@ def test_a_model_that_drops_the_batch_dimension(tmp_path: Path) -> None:
     )
     config = IO.replace("'y' data_type: {0} dims: 4", "'y' data_type: {0} dims: 8").format("TYPE_FP32")
     running = instance(context(tmp_path, config, made))
-    with pytest.raises(BackendError, match="has 1 rows for a batch of 2"):
+    text = "failed to split the output tensor 'y' in responses: expected batch size of atleast 2 in model output, got 1"
+    with pytest.raises(Unsupported, match=text):
         run(running, [ask(np.ones((1, 4), np.float32))] * 2)
+    with pytest.raises(Unsupported, match="atleast 2 in model output, got 1"):
+        run(running, [ask(np.ones((2, 4), np.float32))])
 
 
 def test_description(tmp_path: Path) -> None:

@@ -8,28 +8,20 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from workbench.backends.base import (
-    Execution,
-    InstanceSpec,
-    LoadedModel,
-    ModelContext,
-    ModelDescription,
-    TensorSpec,
-)
-from workbench.backends.onnx_fit import check_fit
+from workbench.backends.base import InstanceSpec, LoadedModel, ModelContext, ModelDescription, TensorSpec
+from workbench.backends.batches import TensorInstance
+from workbench.backends.fit import check_fit
+from workbench.backends.model_files import model_file
 from workbench.backends.onnxruntime_config import own_thread_count, session_options, tensor_specs
-from workbench.backends.ragged import batch_inputs, batch_outputs, scatter
-from workbench.errors import BackendError, InternalError, InvalidRequest, NotReady
-from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
+from workbench.errors import BackendError, InternalError, InvalidRequest
 
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)$", re.DOTALL)
 _ONNX_BFLOAT16 = 16
@@ -46,12 +38,7 @@ def model_path(context: ModelContext) -> Path:
     Raises:
         NotReady: there is no such file (Triton's text).
     """
-    path = context.version_dir / (context.config.default_model_filename or "model.onnx")
-    if path.is_dir():
-        path = path / "model.onnx"
-    if not path.is_file():
-        raise NotReady(f"unable to find '{path}' for model instance '{context.name}'", where=str(context.version_dir))
-    return path
+    return model_file(context, "model.onnx", inside="model.onnx")
 
 
 def open_session(context: ModelContext, providers: Sequence[Any] = ("CPUExecutionProvider",)) -> ort.InferenceSession:
@@ -161,9 +148,7 @@ class _OnnxModel:
         pass
 
 
-class _OnnxInstance:
-    kind: Literal["thread"] = "thread"
-
+class _OnnxInstance(TensorInstance):
     def __init__(
         self,
         context: ModelContext,
@@ -171,68 +156,41 @@ class _OnnxInstance:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
     ) -> None:
-        config = self._config = context.config
-        self._scattered = batch_outputs(config)
-        self._clock = context.host.clock
+        super().__init__(context, inputs, outputs)
         self._session: ort.InferenceSession | None = session
-        self._batching = config.max_batch_size > 0
-        self._inputs = {spec.name: spec for spec in inputs}
-        names = [item.name for item in config.output]
-        states = [state.output_name for state in config.sequence_batching.state]
-        self._states = frozenset(states)
-        names += [name for name in states if name not in names]
-        by_name = {spec.name: spec for spec in outputs}
-        self._outputs = [by_name[name] for name in names]
-        self._names = names
-        self._scalar_shapes = {
-            item.name: tuple(item.reshape.shape if item.HasField("reshape") else item.dims)
-            for item in config.output
-            if not by_name[item.name].dims
-        }
-        self._bf16 = any(spec.datatype == "BF16" for spec in (*self._inputs.values(), *self._outputs))
+        self._outputs = self._form.outputs
+        self._names = [spec.name for spec in self._outputs]
+        self._texts = frozenset(spec.name for spec in inputs if spec.datatype == "BYTES")
+        self._any_text = any(spec.datatype == "BYTES" for spec in self._outputs)
+        self._bf16 = any(spec.datatype == "BF16" for spec in (*inputs, *self._outputs))
 
-    def execute(self, execution: Execution) -> None:
-        """Runs the batch as one call of the session."""
+    def prepare(self, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Strings become text: the Python binding takes nothing else."""
+        for name in self._texts & feeds.keys():
+            feeds[name] = _to_text(name, feeds[name])
+        return feeds
+
+    def run(self, prepared: dict[str, NDArray[Any]]) -> Sequence[Any]:
+        """One call of the session."""
         session = self._session
-        if session is None:
-            raise InternalError("the instance is closed")
-        requests = execution.requests
-        feeds = self._feeds(requests)
-        execution.input_end = self._clock()
+        assert session is not None
         try:
-            results = self._run_bf16(session, feeds) if self._bf16 else session.run(self._names, feeds)
+            return self._run_bf16(session, prepared) if self._bf16 else session.run(self._names, prepared)
         except Exception as error:
             raise BackendError(_error_text(error)) from error
-        execution.output_start = self._clock()
-        self._respond(execution, results)
 
-    def close(self) -> None:
+    def take(self, raw: Sequence[Any]) -> Sequence[NDArray[Any]]:
+        """Strings become bytes."""
+        if not self._any_text:
+            return raw
+        return [
+            _to_bytes(array) if spec.datatype == "BYTES" else array
+            for spec, array in zip(self._outputs, raw, strict=True)
+        ]
+
+    def free(self) -> None:
         """Drops the session."""
         self._session = None
-
-    def _feeds(self, requests: Sequence[InferenceRequest]) -> dict[str, NDArray[Any]]:
-        first = requests[0]
-        feeds: dict[str, NDArray[Any]] = {}
-        if len(requests) == 1:
-            for tensor in first.inputs:
-                feeds[tensor.name] = tensor.data
-        else:
-            parts = {tensor.name: [tensor.data] for tensor in first.inputs}
-            for request in requests[1:]:
-                for tensor in request.inputs:
-                    parts[tensor.name].append(tensor.data)
-            for name, arrays in parts.items():
-                ragged = len(self._inputs[name].dims) != arrays[0].ndim
-                feeds[name] = np.concatenate([array.ravel() for array in arrays] if ragged else arrays)
-        for name, array in feeds.items():
-            spec = self._inputs[name]
-            if spec.datatype == "BYTES":
-                feeds[name] = _to_text(name, array)
-            elif len(spec.dims) != array.ndim:
-                feeds[name] = array.reshape(()) if not spec.dims else array.reshape(-1)
-        if self._config.batch_input:
-            feeds |= batch_inputs(self._config, requests)
-        return feeds
 
     def _run_bf16(self, session: ort.InferenceSession, feeds: dict[str, NDArray[Any]]) -> list[Any]:
         """numpy has no bfloat16 that ONNX Runtime knows, so values go in and out as their 16 bits."""
@@ -248,45 +206,6 @@ class _OnnxInstance:
             _from_bf16(value) if spec.datatype == "BF16" else value.numpy()
             for value, spec in zip(results, self._outputs, strict=True)
         ]
-
-    def _respond(self, execution: Execution, results: Sequence[Any]) -> None:
-        requests = execution.requests
-        parts = [
-            (spec, self._dealt_out(spec, array, execution)) for spec, array in zip(self._outputs, results, strict=True)
-        ]
-        for index, request in enumerate(requests):
-            execution.respond(index, self._response(request, [(spec, arrays[index]) for spec, arrays in parts]))
-
-    def _dealt_out(self, spec: TensorSpec, array: NDArray[Any], execution: Execution) -> Sequence[NDArray[Any]]:
-        """An output's part for each request."""
-        requests, rows = execution.requests, execution.rows
-        if spec.datatype == "BYTES":
-            array = _to_bytes(array)
-        if spec.name in self._scattered:
-            return scatter(spec.name, array, *self._scattered[spec.name], requests)
-        if not array.ndim:
-            array = array.reshape(self._scalar_shapes.get(spec.name, ()))
-        if len(requests) == 1:
-            return [array]
-        total = sum(rows)
-        if array.shape[0] != total:
-            raise BackendError(
-                f"output tensor '{spec.name}' has {array.shape[0]} rows for a batch of {total}",
-                hint="the model does not keep the batch dimension; set max_batch_size: 0",
-            )
-        ends = accumulate(rows)
-        return [array[end - count : end] for end, count in zip(ends, rows, strict=True)]
-
-    def _response(
-        self, request: InferenceRequest, arrays: Sequence[tuple[TensorSpec, NDArray[Any]]]
-    ) -> InferenceResponse:
-        wanted = {output.name for output in request.outputs}
-        outputs = [
-            Tensor(spec.name, spec.datatype, array.shape, array)
-            for spec, array in arrays
-            if not wanted or spec.name in wanted or spec.name in self._states
-        ]
-        return InferenceResponse(request.model_name, request.model_version, request.id, outputs)
 
 
 def _to_text(name: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import onnxruntime as ort
 
 from workbench.backends.base import TensorSpec
+from workbench.backends.parameters import bool_parameter, int_parameter
 from workbench.errors import InvalidRequest
 
 _ORT_TYPES = {
@@ -29,8 +30,6 @@ _ORT_TYPES = {
     "tensor(string)": "BYTES",
     "tensor(bfloat16)": "BF16",
 }
-
-_TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
 def tensor_specs(nodes: Sequence[Any]) -> tuple[TensorSpec, ...]:
@@ -52,34 +51,9 @@ def tensor_specs(nodes: Sequence[Any]) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def _parameter(config: Any, key: str) -> str | None:
-    return config.parameters[key].string_value if key in config.parameters else None
-
-
-def _int_parameter(config: Any, key: str) -> int:
-    text = _parameter(config, key)
-    if text is None:
-        return 0
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidRequest(f"failed to convert '{text}' to integral number") from None
-
-
-def _bool_parameter(config: Any, key: str) -> bool | None:
-    text = _parameter(config, key)
-    if text is None:
-        return None
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise InvalidRequest(f"failed to convert '{text}' to boolean value")
-
-
 def own_thread_count(config: Any) -> int:
     """``intra_op_thread_count``; 0 leaves the number of threads, and their cores, to ONNX Runtime."""
-    return _int_parameter(config, "intra_op_thread_count")
+    return int_parameter(config, "intra_op_thread_count") or 0
 
 
 def session_options(config: Any) -> ort.SessionOptions:
@@ -101,7 +75,7 @@ def session_options(config: Any) -> ort.SessionOptions:
     options.graph_optimization_level = levels.get(
         config.optimization.graph.level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     )
-    mode = _int_parameter(config, "execution_mode")
+    mode = int_parameter(config, "execution_mode") or 0
     if mode not in (0, 1):
         raise InvalidRequest(
             f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
@@ -109,11 +83,11 @@ def session_options(config: Any) -> ort.SessionOptions:
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
     if (threads := own_thread_count(config)) > 0:
         options.intra_op_num_threads = threads
-    if (threads := _int_parameter(config, "inter_op_thread_count")) > 0:
+    if (threads := int_parameter(config, "inter_op_thread_count") or 0) > 0:
         options.inter_op_num_threads = threads
-    if (arena := _bool_parameter(config, "enable_mem_arena")) is not None:
+    if (arena := bool_parameter(config, "enable_mem_arena")) is not None:
         options.enable_cpu_mem_arena = arena
-    if (pattern := _bool_parameter(config, "enable_mem_pattern")) is not None:
+    if (pattern := bool_parameter(config, "enable_mem_pattern")) is not None:
         options.enable_mem_pattern = pattern
     for key in sorted(config.parameters):
         if key.startswith("session."):

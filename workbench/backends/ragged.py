@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.backends.onnx_fit import config_datatype
+from workbench.backends.fit import config_datatype
 from workbench.errors import BackendError
 from workbench.protocol.tensors import InferenceRequest, Tensor
 

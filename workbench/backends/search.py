@@ -1,7 +1,7 @@
-"""Where a model's backend comes from: built in, or Python-based, ``<backend directory>/<name>/model.py``.
+"""Where a model's backend comes from: the registry, or Python-based, ``<backend directory>/<name>/model.py``.
 
 Source of the order and of the texts: core ``backend_model.cc`` (GetBackendLibraryProperties). A C++ backend
-(``libtriton_<name>.so``) cannot be loaded here; one that is built in stands for its library.
+(``libtriton_<name>.so``) cannot be loaded here; one of the registry stands for its library.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench.backends.base import Backend
 from workbench.backends.python import PythonBackend
-from workbench.backends.registry import BACKENDS, create_backend
+from workbench.backends.registry import backend_names, create_backend, is_backend
 from workbench.errors import InvalidRequest, WorkbenchError
 
 PYTHON_RUNTIME = "model.py"
@@ -59,7 +59,7 @@ def find_backend(name: str, runtime: str, model: str, model_dir: Path, version: 
             f"backend library name '{runtime}' escapes backend directory '{place}', for model '{model}', "
             "check model config runtime field"
         )
-    if runtime == library and name in BACKENDS:
+    if runtime == library and is_backend(name):
         return create_backend(name)
     searched = "".join(f"'{place}' " for place in places)
     raise _refuse(
@@ -75,11 +75,11 @@ def _built_in(name: str, directory: Path, library: Path | None) -> Backend:
     try:
         return create_backend(name)
     except WorkbenchError as error:
-        if name in BACKENDS:
+        if is_backend(name):
             raise
         raise _refuse(error.message, name, directory, library) from error
 
 
 def _refuse(text: str, name: str, directory: Path, library: Path | None = None) -> InvalidRequest:
     words = _NOT_CPP.format(place=directory / name, file=library or f"libtriton_{name}.so")
-    return InvalidRequest(text, hint=f"{words}; {_WHAT_TO_DO.format(known=', '.join(sorted(BACKENDS)))}")
+    return InvalidRequest(text, hint=f"{words}; {_WHAT_TO_DO.format(known=', '.join(backend_names()))}")

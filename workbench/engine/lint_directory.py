@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from workbench.backends.onnx_fit import check_fit
+from workbench.backends.fit import check_fit
 from workbench.config import Edit, Fix
 from workbench.config.spelling import closest
 from workbench.engine.implicit_states import ImplicitStates

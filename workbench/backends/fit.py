@@ -1,4 +1,4 @@
-"""Whether a configuration fits an ONNX file: Triton's texts. No framework is needed.
+"""Whether a configuration fits what a model's file says of itself: Triton's texts. No framework is needed.
 
 Source: onnxruntime_backend's ``ValidateInputs``, ``ValidateOutputs`` and ``CompareDimsSupported``.
 """
@@ -16,9 +16,9 @@ from workbench.protocol import datatypes
 def check_fit(
     config: Any, inputs: Sequence[TensorSpec], overridable: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> None:
-    """Compares the configuration with the model file.
+    """Compares the configuration with the model file, whose dims have -1 where they are variable.
 
-    ``overridable`` are initializers that may be given as inputs.
+    ``overridable`` are inputs that need not be given (ONNX: initializers).
 
     Raises:
         InvalidRequest: they do not fit (texts of 10.43 and of ``CompareDimsSupported``).
