@@ -6,7 +6,8 @@ A third party's ``pyproject.toml``::
     mine = "my_package.backend:MyBackend"
 
 ``MyBackend()`` must give a ``base.Backend``; models then name it by ``backend: "mine"``, and
-``workbench.backends.conformance`` tests it. Nothing is imported before a model needs it, and one that cannot be imported spoils no other.
+``workbench.backends.conformance`` tests it. Nothing is imported before a model needs it, and one that cannot be
+imported spoils no other.
 """
 
 from __future__ import annotations
