@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from workbench.profiling.device import check_one_device
 from workbench.profiling.point import Point
 
 BLUR = 0.97
@@ -27,7 +28,11 @@ def best_and_tied(points: Sequence[Point]) -> tuple[Point, list[Point]]:
 
     Where throughput intervals overlap the one with the lower p99 is taken, as long as it gives away no throughput that
     the intervals merely blur. ``points`` must not be empty.
+
+    Raises:
+        InvalidMeasurement: they were measured on different kinds of device.
     """
+    check_one_device(points)
     top = max(points, key=lambda point: point.throughput)
     close = [point for point in points if throughput_interval(point)[1] >= throughput_interval(top)[0]]
     taken = min(close, key=lambda point: (point.p99_ms, -point.throughput))

@@ -22,7 +22,7 @@ class SweepJob:
 
     def __init__(
         self,
-        target: Configurable,
+        target: Configurable | None,
         model: str,
         grid: Grid,
         loads: Sequence[Load],

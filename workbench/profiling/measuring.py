@@ -11,6 +11,7 @@ from workbench.clock import sleep, utc_now_iso
 from workbench.errors import Unsupported
 from workbench.profiling.client_side import client_side
 from workbench.profiling.cpu import CpuReading, machine_cpus, read_cpu
+from workbench.profiling.device import device_kind
 from workbench.profiling.driver import GeneratorProcess, Job
 from workbench.profiling.figures import batch_reasons, client_fields, cpu_fields, server_fields, stream_fields
 from workbench.profiling.interrupting import interrupt_stops
@@ -234,7 +235,8 @@ class Measurer:
 
     def _surroundings(self) -> dict[str, Any]:
         if self._environment is None:
-            self._environment = capture_environment()
+            environment = capture_environment()
+            self._environment = {**environment, "device": device_kind(environment)}
         return {**self._environment, **cpu_condition()}
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
+from workbench.profiling.device import device_kind
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs
 from workbench.profiling.target import Target, directory_of, pid_of
-from workbench.records.environment import capture_environment
 from workbench.records.runs import Run, point_key
 from workbench.repository.files import content_hash, example_inputs_hash, sha256_of
 
@@ -57,7 +57,7 @@ class PointKeys:
                 "model": self._model,
                 "content": {model: self._content_of(model) for model in (self._model, *self._steps())},
                 "inputs": self._sent(),
-                "device": capture_environment()["cpu_model"],
+                "device": device_kind(),
                 # what is measured elsewhere was measured by another machine than this one
                 "server": "" if pid_of(self._target) is not None else self._target.url,
                 "protocol": self._target.protocol,
@@ -106,8 +106,10 @@ class Resumed:
             if stored["key"] and (point.valid or not only_valid):
                 self._known[stored["key"]] = point
 
-    def __bool__(self) -> bool:
-        return bool(self._known)
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of the points that are taken as they are."""
+        return frozenset(self._known)
 
     def find(self, key: str) -> Point | None:
         """The point of that key."""

@@ -70,6 +70,9 @@ class SweepResult(Sequence[Point]):
 
         None when no point does. Points that overlap within their intervals are too close to call: then the one with the
         lower p99 is taken. ``tuning.choose`` follows the same rule and says why in words.
+
+        Raises:
+            InvalidMeasurement: they were measured on different kinds of device, which are not compared.
         """
         holding = [
             point

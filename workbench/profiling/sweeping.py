@@ -6,18 +6,15 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from workbench.clock import Clock, monotonic_ns
-from workbench.errors import ConnectionFailed, InvalidRequest, WorkbenchError
-from workbench.profiling.interrupting import do_all
+from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.profiling.executing import Executor, Item, LocalExecutor, Outcome, Work
 from workbench.profiling.load import Load
-from workbench.profiling.measuring import Measured, Measurer, failed_point
-from workbench.profiling.paths import read_back_notes
-from workbench.profiling.point import Point, edits_of
+from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs
-from workbench.profiling.resume import PointKeys, Resumed
+from workbench.profiling.resume import Resumed
 from workbench.profiling.settings import by_model
 from workbench.profiling.sweep_result import Progress, SweepResult, write_point
 from workbench.profiling.target import Configurable
@@ -41,7 +38,8 @@ class SweepOptions:
     are, with their verdicts (``remeasure``: only the valid ones); those that failed or were cut short are measured and
     take their places in it. Where the model's files are not on this machine, all are measured again, unless ``content``
     says what they are (a version, a git hash). ``attempts`` is how often a point is measured before a verdict of not
-    valid is kept: what disturbed it once (another program) may be over.
+    valid is kept: what disturbed it once (another program) may be over. ``part`` has the numbers of the points that are
+    measured, where it is not all of them (``sweeping.items_of``).
     """
 
     title: str = ""
@@ -51,6 +49,7 @@ class SweepOptions:
     remeasure: bool = False
     content: str = ""
     attempts: int = 2
+    part: tuple[int, ...] | None = None
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     clock: Clock = monotonic_ns
 
@@ -76,12 +75,41 @@ def combinations(grid: Grid) -> list[dict[str, Any]]:
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
+def items_of(grid: Grid, loads: Sequence[Load]) -> list[Item]:
+    """The points of a sweep: every load under every combination, those of one configuration beside each other.
+
+    Raises:
+        InvalidRequest: a path without values, no load.
+    """
+    if not loads:
+        raise InvalidRequest("a sweep needs at least one load")
+    pairs = itertools.product(combinations(grid), loads)
+    return [Item(number, settings, load) for number, (settings, load) in enumerate(pairs)]
+
+
+def chosen_items(grid: Grid, loads: Sequence[Load], part: tuple[int, ...] | None = None) -> list[Item]:
+    """Those of ``items_of`` whose numbers are in ``part``; all without one.
+
+    Raises:
+        InvalidRequest: ``part`` names a point that the sweep does not have.
+    """
+    items = items_of(grid, loads)
+    if part is None:
+        return items
+    if not all(0 <= number < len(items) for number in part):
+        raise InvalidRequest(f"the sweep has the points 0 to {len(items) - 1}, its part names {list(part)}")
+    return [items[number] for number in sorted(set(part))]
+
+
 class Sweeper:
-    """One sweep, run once by ``run``; ``sweep`` and ``SweepJob`` are the usual ways to it."""
+    """One sweep, run once by ``run``; ``sweep`` and ``SweepJob`` are the usual ways to it.
+
+    Arguments as ``sweep``; ``target`` may be None where an ``executor`` is given.
+    """
 
     def __init__(
         self,
-        target: Configurable,
+        target: Configurable | None,
         model: str,
         grid: Grid,
         loads: Sequence[Load],
@@ -91,31 +119,32 @@ class Sweeper:
         on_progress: Callable[[Progress], None] | None = None,
         stop: threading.Event | None = None,
         options: SweepOptions | None = None,
+        executor: Executor | None = None,
     ) -> None:
-        if not loads:
-            raise InvalidRequest("a sweep needs at least one load")
-        self._target = target
+        if executor is None and target is None:
+            raise InvalidRequest("a sweep needs a target or an executor")
+        self._executor: Executor = executor if executor is not None else LocalExecutor(target)  # type: ignore[arg-type]
         self._model = model
-        self._plan = combinations(grid)
-        self._grid = {path: list(values) for path, values in grid.items()}
-        self._swept = list(by_model(self._grid, model))
         self._loads = list(loads)
+        self._options = options if options is not None else SweepOptions()
+        self._items = chosen_items(grid, loads, self._options.part)
+        self._grid = {path: list(values) for path, values in grid.items()}
+        self._swept = tuple(by_model(self._grid, model))
         self._inputs = inputs
         self._store = store
         self._on_progress = on_progress
         self._stop = stop if stop is not None else threading.Event()
-        self._options = options if options is not None else SweepOptions()
         self._began = 0
-        self._keys = PointKeys(target, model, inputs, self._options.content)
         self._resumed = Resumed()
-        self._held: list[str] = []
+        self._run: Run | None = None
         self._unstored = ""
+        self._order: dict[int, int] = {}
         self.points: list[Point] = []
 
     @property
     def total(self) -> int:
         """How many points there will be."""
-        return len(self._plan) * len(self._loads)
+        return len(self._items)
 
     def run(self) -> SweepResult:
         """Measures every point. Ctrl-C and ``stop`` end it early and keep what was measured.
@@ -125,25 +154,28 @@ class Sweeper:
         Raises:
             NotReady: the model is being swept by somebody else, or the run that is to be resumed is being written.
         """
-        self._began = self._options.clock()
-        stopped, error, restored, run = False, "", True, None
+        options = self._options
+        self._began = options.clock()
+        stopped, error, restored = False, "", True
+        work = Work(
+            self._model, self._swept, self._inputs, options.content, options.attempts,
+            keyed=self._store is not None, keep_samples=options.keep_samples, measure=options.measure,
+        )  # fmt: skip
         try:
-            self._hold()
-            run = self._open_run()
+            self._executor.open(work, self._stop)
+            self._run = self._open_run()
             self._tell(None)
-            with Measurer(
-                self._target, self._model, inputs=self._inputs, stop=self._stop, options=self._options.measure
-            ) as measurer:
-                error = self._measure_all(measurer, run)
+            error = self._executor.run(self._items, self._resumed.keys, self._take)
             stopped = self._stop.is_set()
         except KeyboardInterrupt:
             stopped = True
         finally:
-            complaint = self._restore()
+            complaint = self._executor.close()
             if complaint:
                 restored, error = False, f"{error}; {complaint}" if error else complaint
+            run = self._run
             result = SweepResult(
-                self._model, self._grid, tuple(self.points), self.total, stopped, restored, error, run.id if run else ""
+                self._model, self._grid, self._in_order(), self.total, stopped, restored, error, run.id if run else ""
             )
             if run is not None:
                 self._close_run(run, result)
@@ -152,23 +184,14 @@ class Sweeper:
                 result = replace(result, error=text)
         return result
 
+    def _in_order(self) -> tuple[Point, ...]:
+        """The points in the order of the grid and the loads, in whatever order they came."""
+        return tuple(self.points[index] for _, index in sorted(self._order.items()))
+
     def _close_run(self, run: Run, result: SweepResult) -> None:
         self._store_safely(lambda: run.set_meta(restored=result.restored, error=result.error))
         self._store_safely(lambda: run.finish(result.status))
         run.close()
-
-    def _hold(self) -> None:
-        """Takes the models at the server, where it can: also the one that is only measured."""
-        hold = getattr(self._target, "hold", None)
-        if hold is not None:
-            models = list(dict.fromkeys((*self._swept, self._model)))
-            hold(models, f"sweep of '{self._model}'")
-            self._held = models
-
-    def _lost(self) -> str:
-        """Why the server has taken a model back, if it has: what is measured from then on is of no configuration."""
-        tell = getattr(self._target, "lost", None)
-        return str(tell()) if tell is not None else ""
 
     def _store_safely(self, write: Callable[[], None]) -> None:
         """A store that takes no more (a full disk, say) is told of in the result: what is measured is not lost."""
@@ -179,118 +202,28 @@ class Sweeper:
         except WorkbenchError as error:
             self._unstored = f"from point {len(self.points)} on nothing was stored: {error.message} ({error.where})"
 
-    def _measure_all(self, measurer: Measurer, run: Run | None) -> str:
-        """Gives what broke the sweep off, or nothing."""
-        unreachable = 0
-        for settings in self._plan:
-            refused = ""
-            try:
-                self._apply(settings)
-            except ConnectionFailed as error:
-                return error.message
-            except WorkbenchError as error:
-                if self._lost():
-                    return self._lost()
-                refused = f"the configuration was refused: {error.message}"
-            for load in self._loads:
-                if self._stop.is_set():
-                    return ""
-                if not refused and self._reuse(load, settings):
-                    continue
-                measured: Measured | None = None
-                if refused:
-                    point = failed_point(self._model, load, settings, refused)
-                else:
-                    try:
-                        steps = self._step_configs()
-                        measured = self._run(measurer, load, settings)
-                        point, unreachable = self._completed(measured.point, steps), 0
-                    except Exception as error:
-                        point = failed_point(self._model, load, settings, _text(error))
-                        unreachable = unreachable + 1 if isinstance(error, ConnectionFailed) else 0
-                    if lost := self._lost():
-                        self._keep(failed_point(self._model, load, settings, lost), run, None)
-                        return lost
-                self._keep(point, run, measured)
-                if unreachable >= 2:
-                    return point.error
-        return ""
-
-    def _run(self, measurer: Measurer, load: Load, settings: Mapping[str, Any]) -> Measured:
-        """Measures a point, once more when it is not valid; the note says why the first attempt was not kept."""
-        measured = measurer.run(load, settings)
-        for _ in range(self._options.attempts - 1):
-            if measured.point.valid or self._stop.is_set():
-                break
-            first = "; ".join(measured.point.reasons)
-            measured = measurer.run(load, settings)
-            note = f"measured again, the attempt before was not valid: {first}"
-            measured = replace(measured, point=replace(measured.point, notes=(*measured.point.notes, note)))
-        return measured
-
-    def _apply(self, settings: Mapping[str, Any]) -> None:
-        for model, own in by_model(settings, self._model).items():
-            self._target.configure(model, edits_of(own))
-
-    def _step_configs(self) -> dict[str, Mapping[str, Any]]:
-        """What is loaded of the steps that are swept."""
-        steps = [model for model in self._swept if model != self._model]
-        return {model: self._target.model_config(model) for model in steps}
-
-    def _keep(self, point: Point, run: Run | None, measured: Measured | None) -> None:
+    def _take(self, outcome: Outcome) -> None:
+        """Keeps what came of an item; one that the run has already comes from there."""
+        item, point = outcome.item, outcome.point
+        if point is None:
+            known = self._resumed.find(outcome.key)
+            assert known is not None, "only known keys are taken as they are"
+            point = replace(known, settings=dict(item.settings))
+        self._order[item.number] = len(self.points)
         self.points.append(point)
-        if run is not None:
-            self._store_safely(lambda: self._write(point, run, measured))
+        run = self._run
+        if run is not None and outcome.point is not None:
+            self._store_safely(lambda: self._write(outcome, point, run))
         self._tell(point)
 
-    def _completed(self, point: Point, steps: Mapping[str, Mapping[str, Any]]) -> Point:
-        """A measured point with the steps' configurations, and with a note where the server read a value otherwise."""
-        notes = list(point.notes)
-        for model, own in by_model(point.settings, self._model).items():
-            notes += read_back_notes(own, steps.get(model, point.config))
-        return replace(point, step_configs=steps, notes=tuple(notes))
-
-    def _write(self, point: Point, run: Run, measured: Measured | None) -> None:
-        whole = measured is not None and not measured.samples.stopped
-        key = self._keys.key(point.load, point.config, point.step_configs) if whole and not point.error else ""
-        number = write_point(run, point, key, self._resumed.outdated(point))
-        if measured is not None and self._options.keep_samples:
+    def _write(self, outcome: Outcome, point: Point, run: Run) -> None:
+        number = write_point(run, point, outcome.key, self._resumed.outdated(point))
+        if outcome.samples is not None:
             streamed = ("response_of", "response_at") if point.load.streaming else ()
             stamps = ("scheduled", "sent", "done", "status", *streamed)
-            run.add_samples(number, {name: getattr(measured.samples, name) for name in stamps})
-            if measured.records is not None:
-                run.add_records(number, measured.records)
-
-    def _reuse(self, load: Load, settings: Mapping[str, Any]) -> bool:
-        """Takes a point of the run that is resumed, if it has this one."""
-        if not self._resumed:
-            return False
-        try:
-            if not self._keys.comparable():
-                return False
-            key = self._keys.key(load, self._target.model_config(self._model), self._step_configs())
-        except WorkbenchError:
-            return False  # measuring it will say why
-        point = self._resumed.find(key)
-        if point is None:
-            return False
-        self.points.append(replace(point, settings=dict(settings)))
-        self._tell(self.points[-1])
-        return True
-
-    def _restore(self) -> str:
-        """Applies the original configuration; on a thread, so that another Ctrl-C does not keep it from that."""
-        models = self._held or self._swept
-        if not models:
-            return ""
-        complaints: list[str] = []
-
-        def failed(index: int, error: Exception) -> None:
-            of = "" if models[index] == self._model else f" of '{models[index]}'"
-            complaints.append(f"the configuration{of} could not be restored: {_text(error)}")
-
-        do_all([partial(self._target.restore, model) for model in models], failed)
-        return "; ".join(complaints)
+            run.add_samples(number, {name: getattr(outcome.samples, name) for name in stamps})
+            if outcome.records is not None:
+                run.add_records(number, outcome.records)
 
     def _tell(self, point: Point | None) -> None:
         if self._on_progress is None:
@@ -300,16 +233,19 @@ class Sweeper:
             each = (self._options.clock() - self._began) / 1e9 / done
             eta = each * left
         else:
-            eta = sum(load.warmup_s + load.duration_s + _OVERHEAD_S for load in self._loads) * len(self._plan)
+            loads = [item.load for item in self._items]
+            eta = sum(load.warmup_s + load.duration_s + _OVERHEAD_S for load in loads)
         self._on_progress(Progress(done, self.total, eta, point))
 
     def _open_run(self) -> Run | None:
         if self._store is None:
             return None
-        loads = [load.to_json() for load in self._loads]
+        about: dict[str, Any] = {"grid": self._grid, "loads": [load.to_json() for load in self._loads]}
+        if self._options.part is not None:
+            about["part"] = list(self._options.part)
         wanted = self._options.resume
         if wanted is True:
-            wanted = self._store.newest(self._options.kind, model=self._model, grid=self._grid, loads=loads) or ""
+            wanted = self._store.newest(self._options.kind, model=self._model, **about) or ""
         if wanted:
             run = self._store.open(str(wanted), write=True)
             try:
@@ -324,20 +260,15 @@ class Sweeper:
             self._options.kind,
             model=self._model,
             title=self._options.title,
-            url=self._target.url,
-            grid=self._grid,
-            loads=loads,
+            url=self._executor.where,
             total=self.total,
             seed=self._loads[0].seed,
+            **about,
         )
 
 
-def _text(error: Exception) -> str:
-    return error.message if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
-
-
 def sweep(
-    target: Configurable,
+    target: Configurable | None,
     model: str,
     grid: Grid,
     loads: Sequence[Load],
@@ -347,6 +278,7 @@ def sweep(
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     options: SweepOptions | None = None,
+    executor: Executor | None = None,
 ) -> SweepResult:
     """Measures a grid of configurations × loads; each configuration is applied live and read back.
 
@@ -355,7 +287,7 @@ def sweep(
     With the loads' defaults a point takes about 3.5 s, so 12 points take about 40 s.
 
     Args:
-        target: the server.
+        target: the server; None where an executor says where to measure.
         model: its model.
         grid: values by path; an empty grid measures the loads under the configuration that is applied. Under an
             ensemble, values by ``STEP:PATH``, such as ``{"tokenizer:instance_group[0].count": [1, 2]}``.
@@ -365,11 +297,13 @@ def sweep(
         on_progress: called before the first point and after each one, on this thread.
         stop: once set, ends the sweep at once.
         options: title, what to keep, how strictly points are judged.
+        executor: where to measure; None measures at the target.
 
     Raises:
         InvalidRequest: a grid or loads that make no sense.
         NotReady: the model is being swept by somebody else, or the run that is to be resumed is being written.
     """
     return Sweeper(
-        target, model, grid, loads, inputs=inputs, store=store, on_progress=on_progress, stop=stop, options=options
-    ).run()
+        target, model, grid, loads, inputs=inputs, store=store, on_progress=on_progress, stop=stop, options=options,
+        executor=executor,
+    ).run()  # fmt: skip

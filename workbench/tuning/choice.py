@@ -37,7 +37,8 @@ def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
         p99_ms: the goal for the 99th percentile from the scheduled time, in milliseconds; None for no goal.
 
     Raises:
-        InvalidMeasurement: no point is valid, or none holds the goal; the text says by how much.
+        InvalidMeasurement: no point is valid, or none holds the goal (the text says by how much), or they were measured
+            on different kinds of device.
     """
     usable = usable_points(points)
     if not usable:
