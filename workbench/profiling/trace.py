@@ -15,14 +15,16 @@ The file is a zip of numpy arrays (``numpy.load`` reads it, without pickle; by h
 
     {
       "form": "workbench-trace", "version": 1, "source": "capture of http://127.0.0.1:8000", "notes": [],
+      "length_ns": 60000000000,
       "classes": [{"name": "m", "model": "m", "model_version": -1, "priority": 0, "timeout": 0, "parameters": {},
                    "outputs": [], "streaming": false}],
       "inputs": [[{"name": "X", "datatype": "FP32", "shape": [1, 16], "size": 64}]]
     }
 
-A class is everything that requests have in common beside time and tensors; ``timeout`` is in microseconds, as Triton's
-request parameter; ``outputs`` names the outputs asked for (empty: all). ``inputs`` lists the tensors of each input, in
-the order of their bytes in ``data``. Equal inputs are kept once. ``Trace.of`` builds all this from requests.
+A class is everything that requests have in common beside time and tensors; ``model`` is empty for whichever model is
+measured, ``timeout`` is in microseconds, as Triton's request parameter, ``outputs`` names the outputs asked for (empty:
+all). ``inputs`` lists the tensors of each input, in the order of their bytes in ``data``. Equal inputs are kept once.
+``length_ns`` is how long the recording lasted, 0 where that is not known. ``Trace.of`` builds all this from requests.
 """
 
 from __future__ import annotations
@@ -88,6 +90,8 @@ class Trace:
     inputs: tuple[tuple[Tensor, ...], ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
+    length_ns: int = 0
+    """How long it lasts; 0: to its last request, and a mean gap more."""
 
     def __post_init__(self) -> None:
         n = len(self.offsets_ns)
@@ -108,8 +112,10 @@ class Trace:
 
     @property
     def length_s(self) -> float:
-        """How long it lasts, in seconds: to its last request, and a mean gap more, so that it can be repeated."""
+        """How long it lasts, in seconds: behind its last request a gap is left, so that it can be repeated."""
         last = int(self.offsets_ns[-1])
+        if self.length_ns > last:
+            return self.length_ns / 1e9
         gap = last / (len(self) - 1) if len(self) > 1 else 1e9
         return (last + max(gap, 1.0)) / 1e9
 
@@ -121,6 +127,7 @@ class Trace:
         streaming: Iterable[bool] | None = None,
         source: str = "",
         notes: Sequence[str] = (),
+        length_ns: int = 0,
     ) -> Trace:
         """A trace of requests, each with when it came (ns, of any one clock), in any order.
 
@@ -129,6 +136,7 @@ class Trace:
             streaming: for each, whether it was sent to an endpoint that streams; none were where it is not said.
             source: where it comes from, in words.
             notes: what else to know of it.
+            length_ns: how long the recording lasted.
 
         Raises:
             InvalidRequest: there are none.
@@ -150,20 +158,17 @@ class Trace:
             tuple(book.inputs),
             source,
             tuple(notes),
+            length_ns,
         )
 
     @classmethod
-    def at(
-        cls, offsets_ns: NDArray[np.int64], *, model: str = "", source: str = "", notes: Sequence[str] = ()
-    ) -> Trace:
-        """A trace that knows only when requests came; an empty ``model`` is whichever is measured."""
+    def at(cls, offsets_ns: NDArray[np.int64], *, source: str = "", length_ns: int = 0) -> Trace:
+        """A trace that knows only when requests came; they go to whichever model is measured."""
         n = len(offsets_ns)
-        none = np.full(n, -1, np.int32)
-        begin = offsets_ns[0] if n else 0
-        return cls(
-            np.asarray(offsets_ns, np.int64) - begin, np.zeros(n, np.int32), none, np.zeros(n, np.int64),
-            np.zeros(n, np.uint8), (TraceClass("requests", model),), (), source, tuple(notes),
-        )  # fmt: skip
+        columns: dict[str, Any] = {name: np.zeros(n, kind) for name, kind in _COLUMNS.items()}
+        columns["offsets_ns"] = np.asarray(offsets_ns, np.int64)
+        columns["input_of"] -= 1
+        return cls(**columns, classes=(TraceClass("requests", ""),), source=source, length_ns=length_ns)
 
     def request(self, class_index: int, input_index: int) -> InferenceRequest:
         """A request of a class with one of the inputs (-1: with none)."""
@@ -193,6 +198,7 @@ class Trace:
             inputs.append(entries)
         head = {
             "form": _FORM, "version": _VERSION, "source": self.source, "notes": list(self.notes),
+            "length_ns": self.length_ns,
             "classes": [asdict(kind) for kind in self.classes], "inputs": inputs,
         }  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {name: getattr(self, name).astype(kind) for name, kind in _COLUMNS.items()}
@@ -240,7 +246,10 @@ class Trace:
                 raise ValueError(f"form {head['form']!r} version {head['version']!r}")
             classes = tuple(TraceClass(**{**kind, "outputs": tuple(kind["outputs"])}) for kind in head["classes"])
             inputs = _inputs(head["inputs"], data)
-            return cls(**columns, classes=classes, inputs=inputs, source=head["source"], notes=tuple(head["notes"]))
+            return cls(
+                **columns, classes=classes, inputs=inputs, source=head["source"], notes=tuple(head["notes"]),
+                length_ns=int(head.get("length_ns", 0)),
+            )  # fmt: skip
         except WorkbenchError:
             raise
         except Exception as error:
