@@ -13,9 +13,11 @@ from workbench.client.http_client import answer_error, encode_json, parse_json
 from workbench.client.http_pool import Answer, HttpPool
 from workbench.client.interface import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, LOAD_TIMEOUT_S, Config
 from workbench.errors import InternalError, WorkbenchError, from_json
+from workbench.protocol.binary import Buffer
 from workbench.protocol.http_codec import HEADER_LENGTH, MODEL_HEADER, VERSION_HEADER, DecodeOptions, decode_request
 from workbench.protocol.tensors import InferenceRequest
 from workbench.records import Event, RecordColumns, decode_columns
+from workbench.records.capture import CaptureStatus, Keep
 
 _ROOT = "/v2/workbench"
 
@@ -105,11 +107,15 @@ class ControlClient:
 
     def records(self, after: int = -1) -> RecordColumns:
         """Request and batch records after a cursor (``last_seq`` of an earlier answer)."""
-        answer = self._call("GET", f"/records?after={after}")
+        header, buffers = self._split(self._call("GET", f"/records?after={after}"))
+        return decode_columns(bytes(header), memoryview(buffers))
+
+    def _split(self, answer: Answer) -> tuple[Buffer, Buffer]:
+        """JSON and what is behind it."""
         length = answer.headers.get(HEADER_LENGTH.lower())
         if length is None or not length.isdigit():
-            raise InternalError(f"the server's records have no {HEADER_LENGTH}", where=self.url)
-        return decode_columns(answer.body[: int(length)], memoryview(answer.body)[int(length) :])
+            raise InternalError(f"the server's answer has no {HEADER_LENGTH}", where=self.url)
+        return answer.body[: int(length)], memoryview(answer.body)[int(length) :]
 
     def captured(self) -> list[dict[str, Any]]:
         """The requests whose inputs are kept: ``seq``, ``model``, ``why``, ``duration_ns``, ``size`` and more."""
@@ -128,6 +134,42 @@ class ControlClient:
             int(answer.headers.get(VERSION_HEADER.lower(), "-1")),
         )
         return decode_request(answer.body, None if length is None else int(length), options)
+
+    def begin_capture(self, model: str, *, limit: int, keep: Keep, for_s: float) -> CaptureStatus:
+        """Begins to take down what clients send to a model, inputs included, in the server's memory.
+
+        Args:
+            model: its name.
+            limit: bytes that what is kept may take.
+            keep: the first requests up to the limit, or the last within it.
+            for_s: how long at most, seconds.
+
+        Raises:
+            NotFound: there is no such model.
+            NotReady: there are as many captures as may be.
+        """
+        body = {"limit": limit, "keep": keep, "for_s": for_s}
+        return CaptureStatus.from_json(self._dict("POST", self._model(model, "capture"), body))
+
+    def captures(self) -> list[CaptureStatus]:
+        """The captures under way, and those that nobody has fetched."""
+        return [CaptureStatus.from_json(each) for each in self._json("GET", "/captures")]
+
+    def capture_status(self, id: str) -> CaptureStatus:
+        """How a capture stands; NotFound where there is none of this id (any more)."""
+        return CaptureStatus.from_json(self._dict("GET", f"/captures/{id}"))
+
+    def end_capture(self, id: str) -> CaptureStatus:
+        """Ends a capture; NotFound where there is none of this id (any more)."""
+        return CaptureStatus.from_json(self._dict("POST", f"/captures/{id}/stop", {}))
+
+    def captured_part(self, id: str, after: int) -> tuple[Buffer, Buffer]:
+        """Some of what was captured, from the ``after``-th request on, for ``decode_packed``; none at the end."""
+        return self._split(self._call("GET", f"/captures/{id}/requests?after={after}"))
+
+    def drop_capture(self, id: str) -> None:
+        """Lets go of a capture and of what it holds."""
+        self._call("POST", f"/captures/{id}/drop", {})
 
     def events(self, after: int = -1) -> list[Event]:
         """The events after a number that the server still keeps."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from workbench.backends.custom_metrics import CustomMetrics
 from workbench.clock import Clock
+from workbench.engine.capture import Captures
 from workbench.engine.captured import CapturedRequests
 from workbench.engine.devices import Placement
 from workbench.engine.inbox import Inbox
@@ -68,6 +69,7 @@ class EngineCore:
             self.turns.nested = self.nested
         self.placement = Placement(options.gpus, options.min_compute_capability, options.host_policies)
         self.inline = InlineCalls(clock, enabled=options.inline)
+        self.captures = Captures(loop, clock, events)
         self.next_seq = itertools.count().__next__
         self.next_generation = itertools.count(1).__next__
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -101,6 +103,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Frees timers and threads; called on the loop, when no model is left."""
+        self.captures.close()
         self.timers.close()
         self.loaders.shutdown(wait=False, cancel_futures=True)
         self.closers.shutdown(wait=False)

@@ -12,8 +12,10 @@ from workbench.engine.options import ConfigureResult, SaveResult
 from workbench.engine.sequences import late_refusal
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.validation import DECOUPLED
-from workbench.errors import InvalidRequest, NotReady, TimedOut, Unsupported, WorkbenchError
+from workbench.errors import InvalidRequest, NotFound, NotReady, TimedOut, Unsupported, WorkbenchError
+from workbench.protocol.packed import encode_packed
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.records.capture import CaptureStatus, Keep
 
 
 class InferenceEngine(AskedEngine):
@@ -31,6 +33,12 @@ class InferenceEngine(AskedEngine):
         Raises:
             WorkbenchError: it is wrong, cannot be taken, or (``once``) is for a decoupled model; Triton's text.
         """
+        captures = self._core.captures
+        if captures.running:
+            return captures.through(lambda: self._accept(request, on_response, once=once), request)
+        return self._accept(request, on_response, once=once)
+
+    def _accept(self, request: InferenceRequest, on_response: OnResponse, *, once: bool) -> Ticket:
         model = self._lifecycle.lookup(request.model_name, request.model_version)
         if self._stopping and (text := late_refusal(model, request)):
             raise NotReady(text)
@@ -50,8 +58,13 @@ class InferenceEngine(AskedEngine):
             TimedOut: no answer within ``timeout_s``; the request is cancelled.
         """
         self._check_blocking()
+        captures = self._core.captures
+        arrival = self._clock() if captures.running else 0
         response = self._core.inline.infer(request)
-        if response is None:
+        if response is not None:
+            if arrival:
+                captures.take(request, arrival)
+        else:
             for response in self._responses(request, timeout_s, once=once, inline=True):  # noqa: B007
                 pass
         assert response is not None
@@ -185,6 +198,48 @@ class InferenceEngine(AskedEngine):
     async def release_lease_async(self, name: str, lease: str) -> None:
         """Puts a model's configuration back and lets go of it; see ``Leases.release``. On the loop."""
         await self._core.protect(self._leases.release(name, lease))
+
+    def begin_capture(self, model: str, *, limit: int, keep: Keep, for_s: float) -> CaptureStatus:
+        """Begins to take down what clients send to a model; see ``Captures.begin``.
+
+        Raises:
+            InvalidRequest: a limit or a time that makes no sense.
+            NotFound: there is no such model.
+            NotReady: there are as many captures as may be, or the engine stops.
+        """
+
+        def begin() -> CaptureStatus:
+            self._refuse_when_stopping()
+            if model not in self._lifecycle.entries:
+                raise NotFound(f"there is no model '{model}' whose requests could be captured")
+            return self._core.captures.begin(model, limit=limit, keep=keep, for_s=for_s)
+
+        return self._ask(begin)
+
+    def end_capture(self, id: str) -> CaptureStatus:
+        """Ends a capture; NotFound where there is none of this id (any more)."""
+        return self._ask(lambda: self._core.captures.end(id))
+
+    def capture_status(self, id: str) -> CaptureStatus:
+        """How a capture stands; NotFound where there is none of this id (any more)."""
+        return self._ask(lambda: self._core.captures.status(id))
+
+    def captures(self) -> list[CaptureStatus]:
+        """The captures under way, and those that nobody has fetched."""
+        return self._ask(self._core.captures.statuses)
+
+    def captured_part(self, id: str, after: int) -> tuple[bytes, list[bytes]]:
+        """Some of what was captured, from the ``after``-th request on, as ``encode_packed`` has it; not on the loop.
+
+        Raises:
+            InvalidRequest: the capture goes on.
+            NotFound: there is none of this id (any more).
+        """
+        return encode_packed(*self._core.captures.part(id, after))
+
+    def drop_capture(self, id: str) -> None:
+        """Lets go of a capture and of what it holds."""
+        self._ask(lambda: self._core.captures.drop(id))
 
     def leases(self) -> list[dict[str, Any]]:
         """Which models are taken: ``model``, ``holder``, ``ttl_s``."""

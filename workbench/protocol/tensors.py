@@ -85,7 +85,9 @@ class InferenceRequest:
 
     ``model_version`` -1 means the latest ready one. No ``outputs`` means all of them. ``timeout`` is in microseconds
     (Triton's request parameter), 0 is none. ``parent_seq`` is the record of the request that made this one (ensemble,
-    BLS), or -1. ``form`` is what all requests like this one have in common, None where that is not known.
+    BLS), or -1. ``form`` is what all requests like this one have in common, None where that is not known. ``front`` is
+    how it came: ``http``, ``generate``, ``generate_stream``, ``grpc``, ``stream`` (of gRPC), or empty where no socket
+    was between.
     """
 
     model_name: str
@@ -102,6 +104,7 @@ class InferenceRequest:
     client: str = ""
     parent_seq: int = -1
     form: Form | None = None
+    front: str = ""
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from workbench import __version__
 from workbench.errors import InternalError, InvalidRequest
 from workbench.protocol import json_data as js
 from workbench.protocol.http_codec import HEADER_LENGTH, MODEL_HEADER, VERSION_HEADER, encode_request
+from workbench.server.captures import CaptureRoutes
 from workbench.server.http import Exchange, Stream
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ FEATURES = (
     "leases",
     "records",
     "captured",
+    "captures",
     "events",
     "devices",
     "wire",
@@ -56,6 +58,7 @@ class ControlPlane:
         self._name = options.name
         self._stop = stop
         self.api: KServeApi | None = None
+        self._captures = CaptureRoutes(engine, self._ready_api)
 
     def route(self, path: str) -> Handler:
         """The handler of a path; an unknown one is answered only to who has the token."""
@@ -70,7 +73,7 @@ class ControlPlane:
             "/v2/workbench/leases": (b"GET", lambda exchange: exchange.json(self.engine.leases())),
             "/v2/workbench/shutdown": (b"POST", self._shutdown),
         }
-        found = table.get(path)
+        found = table.get(path) or self._captures.find(path)
         if found is not None:
             return self._guarded(*found)
         captured = _CAPTURED.fullmatch(path)
@@ -83,6 +86,10 @@ class ControlPlane:
         if verb == "config":
             return self._guarded(b"GET", lambda exchange: self._config(exchange, model))
         return self._guarded(b"POST", lambda exchange: self._change(exchange, model, verb))
+
+    def _ready_api(self) -> KServeApi:
+        assert self.api is not None
+        return self.api
 
     def _guarded(self, method: bytes, handler: Handler) -> Handler:
         def guarded(exchange: Exchange) -> None:

@@ -40,6 +40,7 @@ class GenerateEndpoint:
             raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")
         options = DecodeOptions(model, version, exchange.client, self.max_input_size)
         request = decode_generate(exchange.body, inputs, options)
+        request.front = "generate_stream" if streaming else "generate"
         exchange.body = b""
         call = _Streamed(exchange) if streaming else _Collected(exchange)
         ticket = self.engine.submit(request, call)

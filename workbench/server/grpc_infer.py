@@ -107,6 +107,7 @@ class _Unary:
         call = self._call
         if call.ended:
             return
+        asked.request.front = "grpc"
         ticket = self._calls.api.engine.submit(asked.request, self._respond)
         if not call.ended:
             asked.ticket = ticket
@@ -241,6 +242,7 @@ class _Stream:
         return then
 
     def _submit(self, turn: _Turn, asked: Asked) -> None:
+        asked.request.front = "stream"
         ticket = self._calls.api.engine.submit(asked.request, lambda response: self._respond(turn, response))
         if turn.done:
             return

@@ -106,7 +106,7 @@ class InferEndpoint:
             new = request is None
             if request is None:
                 request = decode_request(body, None if length is None else number, known[1])
-            request.client = exchange.client
+            request.client, request.front = exchange.client, "http"
             exchange.body = b""
             ticket = self.engine.submit(request, _Call(self, exchange, request, known[0]))
             if not exchange.answered:
@@ -137,7 +137,7 @@ class InferEndpoint:
         def submit(request: DecodedRequest) -> None:
             if exchange.gone:
                 return
-            request.client = exchange.client
+            request.client, request.front = exchange.client, "http"
             self._forwarding.add(request, exchange.named_headers)
             self._submit(exchange, request, config)
 

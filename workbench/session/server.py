@@ -23,6 +23,8 @@ from workbench.session.telling import TellingServer
 if TYPE_CHECKING:
     from workbench.export import ExportResult
     from workbench.profiling import ABResult, SweepJob, SweepResult
+    from workbench.records.capture import Keep
+    from workbench.session.capture import Capture
     from workbench.session.state import SessionState
 
 _FIELDS = frozenset(("priority", "timeout", "sequence_id", "sequence_start", "sequence_end"))
@@ -186,6 +188,39 @@ class Server(TellingServer):
 
         __tracebackhide__ = True
         return replay(self, record, timeout_s)
+
+    def capture(
+        self,
+        model: str,
+        *,
+        limit_mb: float = 256,
+        keep: Keep = "first",
+        for_s: float | None = None,
+        to: str | Path | None = None,
+    ) -> Capture:
+        """Takes down what clients send to a model from now on, inputs included, to send it again as load.
+
+        ``with server.capture("m") as capture: ...`` while the real application talks to the server; then
+        ``server.profile("m", wb.Load.replay(capture, factor=2))``. Whatever comes over HTTP and gRPC, or by ``infer``
+        of an engine in this kernel, is in it; what models ask one another is not. Requests are served as ever: each
+        costs the server a copy of its inputs more. The requests lie in the server's memory until the capture is
+        stopped.
+
+        Args:
+            model: whose requests.
+            limit_mb: how much memory what is kept may take. When it is reached, the capture says so.
+            keep: the ``first`` requests up to the limit, or the ``last`` within it.
+            for_s: how long; None is until it is stopped, an hour at most.
+            to: a file to save it in when it is stopped, readable by its owner alone.
+
+        Raises:
+            NotFound: there is no such model.
+            NotReady: four captures are kept already.
+            Unsupported: a remote Triton does not give away what it is sent.
+        """
+        from workbench.session.capture import capture
+
+        return capture(self, model, limit_mb=limit_mb, keep=keep, for_s=for_s, to=to)
 
     def resend(self, record: Any = None, *, timeout_s: float = 60.0) -> Result | list[Result]:
         """Sends a captured request to the server again, as it was: after a model was mended and loaded, say.
