@@ -17,13 +17,15 @@ The file is a zip of numpy arrays (``numpy.load`` reads it, without pickle; by h
       "form": "workbench-trace", "version": 1, "source": "capture of http://127.0.0.1:8000", "notes": [],
       "length_ns": 60000000000,
       "classes": [{"name": "m", "model": "m", "model_version": -1, "priority": 0, "timeout": 0, "parameters": {},
-                   "outputs": [], "streaming": false}],
+                   "outputs": [], "streaming": false, "front": "http", "output_parameters": {}}],
       "inputs": [[{"name": "X", "datatype": "FP32", "shape": [1, 16], "size": 64}]]
     }
 
 A class is everything that requests have in common beside time and tensors; ``model`` is empty for whichever model is
 measured, ``timeout`` is in microseconds, as Triton's request parameter, ``outputs`` names the outputs asked for (empty:
-all). ``inputs`` lists the tensors of each input, in the order of their bytes in ``data``. Equal inputs are kept once.
+all), ``front`` is how they came, as ``InferenceRequest`` has it (empty: not known), ``output_parameters`` what was
+asked of which output (``{"Y": {"classification": 3}}``). ``inputs`` lists the tensors of each input, in the order of
+their bytes in ``data``. Equal inputs are kept once.
 ``length_ns`` is how long the recording lasted, 0 where that is not known. ``Trace.of`` builds all this from requests.
 """
 
@@ -71,6 +73,8 @@ class TraceClass:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     streaming: bool = False
+    front: str = ""
+    output_parameters: Mapping[str, Mapping[str, Parameter]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,11 +180,12 @@ class Trace:
         return InferenceRequest(
             kind.model,
             list(self.inputs[input_index]) if input_index >= 0 else [],
-            [RequestedOutput(name) for name in kind.outputs],
+            [RequestedOutput(name, dict(kind.output_parameters.get(name, {}))) for name in kind.outputs],
             model_version=kind.model_version,
             parameters=dict(kind.parameters),
             priority=kind.priority,
             timeout=kind.timeout,
+            front=kind.front,
         )
 
     # -- the file -----------------------------------------------------------------------------------------------------
@@ -215,12 +220,13 @@ class Trace:
         return out.getvalue()
 
     def save(self, path: str | Path) -> Path:
-        """Writes the file, in one step; gives its path."""
+        """Writes the file, in one step, readable by its owner alone: it holds what clients sent. Gives its path."""
         target = Path(path).expanduser()
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            draft.write_bytes(self.to_bytes())
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(self.to_bytes())
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
@@ -308,12 +314,17 @@ class _Book:
         outputs = tuple(output.name for output in request.outputs)
         kind = TraceClass(
             "", request.model_name, request.model_version, request.priority, request.timeout,
-            dict(request.parameters), outputs, streaming,
+            dict(request.parameters), outputs, streaming, request.front,
+            {output.name: dict(output.parameters) for output in request.outputs if output.parameters},
         )  # fmt: skip
-        key = repr(sorted(asdict(kind).items(), key=lambda item: item[0]))
+        parameters = sorted(kind.parameters.items()), sorted(kind.output_parameters.items())
+        key = repr((request.model_name, request.model_version, request.priority, request.timeout, parameters, outputs,
+                    streaming, request.front))  # fmt: skip
         if key not in self._class_at:
             name = request.model_name + (f" priority {request.priority}" if request.priority else "")
             taken = {other.name for other in self.classes.values()}
+            if name in taken and request.front:
+                name = f"{name} {request.front}"
             unique, count = name, 1
             while unique in taken:
                 count += 1

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -54,12 +54,21 @@ def read_trace(path: str | Path) -> Trace:
     return _intervals(file)
 
 
-def kept(trace: Trace | str | Path) -> tuple[Path, str, Trace]:
+class HasTrace(Protocol):
+    """What can be replayed as a trace: a capture."""
+
+    @property
+    def trace(self) -> Trace:
+        """The trace."""
+
+
+def kept(trace: Trace | HasTrace | str | Path) -> tuple[Path, str, Trace]:
     """A trace's file, the file's hash, and the trace; one that has no file is written into ``HOME``."""
     if isinstance(trace, str | Path):
         path = Path(trace).expanduser().resolve()
         read = read_trace(path)
         return path, sha256_of(path), read
+    trace = trace if isinstance(trace, Trace) else trace.trace
     data = trace.to_bytes()
     digest = hashlib.sha256(data).hexdigest()
     path = (HOME / f"{digest[:16]}.trace.npz").resolve()
