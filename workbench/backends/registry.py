@@ -26,9 +26,11 @@ GROUP = "workbench.backends"
 
 BACKENDS: dict[str, tuple[str, str]] = {
     "dyna_sequence": ("workbench.backends.examples_sequence", "DynaSequenceBackend"),
+    "fil": ("workbench.backends.fil", "FilBackend"),
     "identity": ("workbench.backends.examples_identity", "IdentityBackend"),
     "iterative_sequence": ("workbench.backends.examples_sequence", "IterativeSequenceBackend"),
     "onnxruntime": ("workbench.backends.onnxruntime", "OnnxRuntimeBackend"),
+    "openvino": ("workbench.backends.openvino", "OpenVinoBackend"),
     "python": ("workbench.backends.python", "PythonBackend"),
     "repeat": ("workbench.backends.examples_decoupled", "RepeatBackend"),
     "sequence": ("workbench.backends.examples_sequence", "SequenceBackend"),
