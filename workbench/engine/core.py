@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from workbench.backends.custom_metrics import CustomMetrics
 from workbench.clock import Clock
+from workbench.engine.busy_poll import BusyPoll
 from workbench.engine.capture import Captures
 from workbench.engine.captured import CapturedRequests
 from workbench.engine.devices import Placement
@@ -59,6 +60,7 @@ class EngineCore:
         self.inbox.adopt_thread()
         self.custom_metrics = custom_metrics
         self.timers = Timers(loop, clock=clock)
+        self.busy_poll = BusyPoll(loop, clock, int(options.busy_poll_us * 1000))
         self.loaders = ThreadPoolExecutor(max(1, options.load_threads), thread_name_prefix="workbench-loader")
         self.closers = ThreadPoolExecutor(4, thread_name_prefix="workbench-closer")
         limited = options.rate_limit == "execution_count"

@@ -300,6 +300,8 @@ class ModelVersion:
         for ticket in run.tickets:
             ticket.run = run
         slot.start(run, self.core.clock)
+        if slot.runner is None and not self.scheduler.waiting:
+            self.core.busy_poll.expect(self.took_ns)
 
     def _arm(self) -> None:
         deadline = self.scheduler.next_deadline()
@@ -315,6 +317,7 @@ class ModelVersion:
         slot = run.slot
         now = self.core.clock()
         slot.run = None
+        self.core.busy_poll.came()
         if slot.retired:
             self._let_slot_go(slot)
         elif slot.healthy and slot.ready:

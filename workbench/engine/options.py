@@ -45,6 +45,8 @@ class EngineOptions:
     ``rate_limit_resources`` are NAME:COUNT or NAME:COUNT:DEVICE; they count with ``rate_limit`` execution_count.
 
     ``inline`` lets ``infer`` run requests of small models on the calling thread (``engine.inline``).
+    ``busy_poll_us`` is how long the loop stays awake for a model's process (``engine.busy_poll``): only for a process
+    that does nothing else.
 
     ``gpus`` are the devices, numbers or records (``telemetry.load_devices``), None asks NVML; those of a compute
     capability below ``min_compute_capability`` are not used. ``host_policies`` maps a policy's name to its settings
@@ -76,6 +78,7 @@ class EngineOptions:
     rate_limit_resources: tuple[str, ...] = ()
     nested_wait_report_s: float = 10.0
     inline: bool = True
+    busy_poll_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

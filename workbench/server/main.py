@@ -215,6 +215,7 @@ def _engine_options(args: argparse.Namespace) -> EngineOptions:
         rate_limit=args.rate_limit,
         rate_limit_resources=tuple(args.rate_limit_resource),
         nested_wait_report_s=max(0.0, args.nested_wait_report_secs),
+        busy_poll_us=max(0.0, args.busy_poll_us),
         gpus=load_devices(args.device_list) if args.device_list else None,
         min_compute_capability=args.min_supported_compute_capability,
         host_policies=host_policies(args.host_policy),
