@@ -7,6 +7,7 @@ timer is used up to the last two milliseconds and the rest is spent in rounds of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import sys
@@ -38,21 +39,24 @@ class Waker:
         self._fire = fire
         self._fd = -1
         self._deadline = 0
+        self._armed = False
         self._handle: asyncio.Handle | None = None
         if sys.platform.startswith("linux"):
-            libc = ctypes.CDLL(None, use_errno=True)
+            libc = ctypes.PyDLL(None)  # these calls are too short to let go of the GIL for
             libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1000), 0, 0, 0)
             self._libc = libc
             self._fd = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd >= 0:
             self._spec = _TimerSpec()
+            self._spec_at = ctypes.byref(self._spec)
             loop.add_reader(self._fd, self._fired)
 
     def arm(self, deadline_ns: int) -> None:
         """Wakes at ``deadline_ns`` (CLOCK_MONOTONIC) instead of the time armed before."""
         if self._fd >= 0:
+            self._armed = True
             self._spec.value_s, self._spec.value_ns = divmod(max(deadline_ns, 1), _SECOND)
-            self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
+            self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, self._spec_at, None)
             return
         self._deadline = deadline_ns
         if self._handle is not None:
@@ -69,11 +73,12 @@ class Waker:
             self._handle = self._loop.call_soon(self._spin)
 
     def _fired(self) -> None:
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            return
+        self._armed = False
         self._fire()
+        if not self._armed and self._fd >= 0:
+            # Arming takes the expiry back as reading does; without either the loop would be woken again and again.
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._fd, 8)
 
     def close(self) -> None:
         """Frees the timer."""
