@@ -292,7 +292,8 @@ class LoadedModel(Protocol):
     as Triton's do. One that has ``any_thread = True`` has thread instances that execute on whatever thread asks, one
     batch at a time: they keep nothing that is bound to a thread. One that has ``counts_failed_batches = True`` has
     batches counted although all their requests failed (as Triton's Python backend does). One that has processes, or
-    hands tensors on, counts the bytes in ``traffic``, a ``Traffic``.
+    hands tensors on, counts the bytes in ``traffic``, a ``Traffic``. One that knows what it runs on says so in
+    ``details``, short texts by what they are about (``engine``, ``device``, ``precision``), for people to see.
     """
 
     reads_max_batch_size: bool

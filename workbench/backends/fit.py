@@ -98,7 +98,7 @@ def _check_ragged(config: Any, item: Any, spec: TensorSpec) -> None:
     if spec.dims != (-1,):
         raise InvalidRequest(
             f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  for "
-            f"ragged input '{item.name}', model provides {_shape(spec.dims)}"
+            f"ragged input '{item.name}', model provides {shape_text(spec.dims)}"
         )
 
 
@@ -109,7 +109,7 @@ def _check_dims(config: Any, item: Any, spec: TensorSpec, *, exact: bool) -> Non
             raise InvalidRequest(
                 f"unable to load model '{config.name}', scalar tensor '{item.name}', should only provide 1 in the "
                 "model configuration when the model doesn't support batching. Model configuration provided: "
-                f"{_shape(dims)}."
+                f"{shape_text(dims)}."
             )
         return
     head = f"model '{config.name}', tensor '{item.name}': "
@@ -117,7 +117,7 @@ def _check_dims(config: Any, item: Any, spec: TensorSpec, *, exact: bool) -> Non
     if batching and spec.dims[0] != -1:
         raise InvalidRequest(
             f"{head}for the model to support batching the shape should have at least 1 dimension and the first "
-            f"dimension must be -1; but shape expected by the model is {_shape(spec.dims)}"
+            f"dimension must be -1; but shape expected by the model is {shape_text(spec.dims)}"
         )
     full = (-1, *dims) if batching else dims
     fits = len(full) == len(spec.dims) and all(
@@ -126,17 +126,19 @@ def _check_dims(config: Any, item: Any, spec: TensorSpec, *, exact: bool) -> Non
     if fits:
         return
     text = (
-        f"{head}the model expects {len(spec.dims)} dimensions (shape {_shape(spec.dims)}) but the model configuration "
+        f"{head}the model expects {len(spec.dims)} dimensions (shape {shape_text(spec.dims)}) but the model "
+        "configuration "
     )
     if batching:
         text += (
             f"specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 followed by the "
-            f"explicit tensor shape, making complete shape {_shape(full)})"
+            f"explicit tensor shape, making complete shape {shape_text(full)})"
         )
     else:
-        text += f"specifies {len(full)} dimensions (shape {_shape(full)})"
+        text += f"specifies {len(full)} dimensions (shape {shape_text(full)})"
     raise InvalidRequest(text)
 
 
-def _shape(dims: Sequence[int]) -> str:
+def shape_text(dims: Sequence[int]) -> str:
+    """A shape as Triton writes it: ``[-1,4]``."""
     return "[" + ",".join(map(str, dims)) + "]"

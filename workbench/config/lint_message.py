@@ -156,6 +156,20 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
         "enable_mem_pattern",
         "memory.enable_memory_arena_shrinkage",
     ),
+    "openvino": (
+        "CPU_EXTENSION_PATH",
+        "SKIP_OV_DYNAMIC_BATCHSIZE",
+        "ENABLE_BATCH_PADDING",
+        "RESHAPE_IO_LAYERS",
+        "TARGET_DEVICE",
+        "INFERENCE_NUM_THREADS",
+        "COMPILATION_NUM_THREADS",
+        "HINT_BF16",
+        "NUM_STREAMS",
+        "PERFORMANCE_HINT",
+        "INFERENCE_PRECISION_HINT",
+        "WORKBENCH_DYNAMIC_BATCH",
+    ),
     "python": (
         "EXECUTION_ENV_PATH",
         "FORCE_CPU_ONLY_INPUT_TENSORS",
@@ -176,8 +190,18 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
         "ENABLE_JIT_PROFILING",
         "ENABLE_TENSOR_FUSER",
     ),
+    "tensorflow": (
+        "TF_NUM_INTRA_THREADS",
+        "TF_NUM_INTER_THREADS",
+        "TF_USE_PER_SESSION_THREADS",
+        "TF_GRAPH_TAG",
+        "TF_SIGNATURE_DEF",
+        "TF_INIT_OPS_FILE",
+        "MAX_SESSION_SHARE_COUNT",
+        "WORKBENCH_ENGINE",
+    ),
 }
-"""The parameters that a backend reads, by their exact names (the backends' documentation)."""
+"""The parameters that a backend reads, by their exact names (the backends' documentation, and the workbench's own)."""
 
 
 def _parameters(check: Checker) -> None:

@@ -42,7 +42,8 @@ class VersionSnapshot:
     ``recent_batches`` are rows and reason of the last 64 batches, oldest first; ``batch_reasons`` counts all since
     load: one that left for ``shapes`` or ``inputs`` stands for a request that could not join it. ``batching`` is the
     scheduler in a word: ``dynamic``, ``sequence``, ``ensemble``, or empty where a request is a batch. ``steps`` are the
-    models of an ensemble's steps, ``traffic`` the bytes that were moved for the version since load.
+    models of an ensemble's steps, ``traffic`` the bytes that were moved for the version since load, ``details`` what
+    the backend says of it: engine, precision and the like.
     """
 
     model: str
@@ -67,6 +68,7 @@ class VersionSnapshot:
     batching: str = ""
     steps: tuple[str, ...] = ()
     traffic: Traffic = field(default_factory=Traffic)
+    details: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +155,5 @@ def version_snapshot(entry: ModelEntry, number: int, slot: VersionSlot, now: int
         batching=(model.config.WhichOneof("scheduling_choice") or "").partition("_")[0],
         steps=tuple(step.model_name for step in model.config.ensemble_scheduling.step),
         traffic=replace(getattr(model.loaded, "traffic", _NO_TRAFFIC)),
+        details=dict(getattr(model.loaded, "details", {})),
     )

@@ -195,7 +195,7 @@ def _cells(row: ModelRow, snapshot: SessionSnapshot) -> list[tuple[str, bool]]:
     return [
         (f"<b>{escape(row.name)}</b>{version}{dirty}", False),
         (state_chip(row.state), False),
-        (f'<span class="wb-muted">{escape(row.backend)}</span>', False),
+        (f'<span class="wb-muted" title="{escape(_details_text(row))}">{escape(row.backend)}</span>', False),
         (f'<span class="wb-muted" title="{escape(batching)}">{escape(batching)}</span>', False),
         (str(row.max_batch_size) if ready else NONE, True),
         (instances, True),
@@ -205,6 +205,10 @@ def _cells(row: ModelRow, snapshot: SessionSnapshot) -> list[tuple[str, bool]]:
         (number(recent(columns, "p99_ms"), 2) if ready else NONE, True),
         (failed if ready else NONE, True),
     ]
+
+
+def _details_text(row: ModelRow) -> str:
+    return ", ".join(f"{about}: {text}" for about, text in row.details.items())
 
 
 def row_html(row: ModelRow, snapshot: SessionSnapshot) -> str:

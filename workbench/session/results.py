@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from numpy.typing import NDArray
@@ -94,7 +94,8 @@ class ModelRow:
     """One version of a model as the repository index and the engine know it.
 
     ``instances`` and ``healthy`` are -1 where the server does not say (a remote Triton). ``steps`` are the models of an
-    ensemble's steps.
+    ensemble's steps, ``details`` what the backend says of the model (engine, device, precision), empty where it says
+    nothing.
     """
 
     name: str
@@ -112,6 +113,7 @@ class ModelRow:
     success: int = 0
     failures: int = 0
     steps: tuple[str, ...] = ()
+    details: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -160,7 +162,7 @@ class ModelTable(Sequence[ModelRow]):
                 row.name,
                 row.version or "-",
                 row.state or "not loaded",
-                row.backend,
+                f"{row.backend} ({row.details['precision']})" if "precision" in row.details else row.backend,
                 str(row.max_batch_size),
                 row.batching,
                 "?"

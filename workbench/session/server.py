@@ -461,4 +461,5 @@ def _row(entry: Mapping[str, str], known: Mapping[str, Any]) -> ModelRow:
         success=int(success.get("count", 0)),
         failures=int(sum(known.get("failures", {}).values())),
         steps=tuple(known.get("steps", ())),
+        details=dict(known.get("details", {})),
     )

@@ -1,0 +1,233 @@
+"""A model as OpenVINO reads it: what it says of itself, and how a configuration shapes it.
+
+Sources: openvino_backend's ``AutoCompleteConfig``, ``ValidateInputs``, ``ValidateOutputs`` and
+``CompareDimsSupported``; the texts are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+from openvino import layout_helpers
+from openvino.preprocess import PrePostProcessor
+
+from workbench.backends.base import TensorSpec
+from workbench.backends.fit import config_datatype, shape_text
+from workbench.backends.openvino_config import Settings
+from workbench.errors import InternalError, InvalidRequest
+
+_TYPES: dict[str, str] = {
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "u64": "UINT64",
+    "i8": "INT8",
+    "i16": "INT16",
+    "i32": "INT32",
+    "i64": "INT64",
+    "f16": "FP16",
+    "f32": "FP32",
+}
+"""OpenVINO's element types that Triton's backend knows -> names on the wire."""
+
+_CONFIG_TYPES = {("TYPE_" + wire): getattr(ov.Type, name) for name, wire in _TYPES.items()}
+
+
+@contextmanager
+def openvino_errors(doing: str, *, where: str = "", hint: str = "") -> Iterator[None]:
+    """What OpenVINO raises becomes ``openvino error in DOING : ...`` (RETURN_IF_OPENVINO_ERROR).
+
+    Raises:
+        InternalError: instead of any RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise InternalError(f"openvino error in {doing} : {error}", where=where, hint=hint) from error
+
+
+def read_model(core: ov.Core, path: Path) -> ov.Model:
+    """A model file: IR, ONNX, TFLite, PaddlePaddle, or the directory of a SavedModel.
+
+    Raises:
+        InternalError: it is none.
+    """
+    with openvino_errors("reading model", where=str(path)):
+        return core.read_model(path)
+
+
+def tensor_specs(ports: Sequence[Any], kind: str) -> tuple[TensorSpec, ...]:
+    """Inputs or outputs (``kind``) as the engine describes tensors, -1 for every dimension that is not fixed.
+
+    Raises:
+        InternalError: one has no name, or no known number of dimensions.
+    """
+    found = []
+    for port in ports:
+        with openvino_errors(f"getting {kind} infos", hint=f"save the model with a name for each {kind}"):
+            name = port.get_any_name()
+        shape = port.get_partial_shape()
+        if shape.rank.is_dynamic:
+            raise InternalError(
+                f"openvino error in retrieving original shapes from {kind} {name} : the number of dimensions is unknown"
+            )
+        found.append(TensorSpec(name, _TYPES.get(port.get_element_type().get_type_name(), ""), signed_shape(shape)))
+    return tuple(found)
+
+
+def signed_shape(shape: ov.PartialShape) -> tuple[int, ...]:
+    """A shape with -1 for each dimension that is not fixed."""
+    return tuple(dim.get_length() if dim.is_static else -1 for dim in shape)
+
+
+def complete(config: Any, model: ov.Model, default_max_batch_size: int, warn: Callable[[str], None]) -> None:
+    """Fills a configuration in place by the rules of Triton's backend.
+
+    A model batches where the layout of each input and output has a batch axis, which few files say. Inputs and outputs
+    are filled where there are none, with every dimension -1 as soon as one is not fixed: Triton's validation then
+    refuses those that are, so that a model with a variable shape takes a written configuration.
+    """
+    ports = (*model.inputs, *model.outputs)
+    if all(layout_helpers.has_batch(layout_helpers.get_layout(port)) for port in ports):
+        if config.max_batch_size == 0:
+            config.max_batch_size = max(default_max_batch_size, 1)
+            warn(
+                f"autofilled max_batch_size to {config.max_batch_size} for model '{config.name}' since batching is "
+                "supported but no max_batch_size is specified in model configuration. Must specify max_batch_size to "
+                "utilize autofill with a larger max batch size"
+            )
+        if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+            config.dynamic_batching.SetInParent()
+    elif config.max_batch_size != 0:
+        warn(
+            f"model layout for model {config.name} does not support batching while non-zero max_batch_size is specified"
+        )
+    for items, found, kind in ((config.input, model.inputs, "input"), (config.output, model.outputs, "output")):
+        if items:
+            continue
+        for spec in tensor_specs(found, kind):
+            item = items.add()
+            item.name = spec.name
+            types = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name
+            item.data_type = types[f"TYPE_{spec.datatype or 'INVALID'}"].number
+            dims = spec.dims if -1 not in spec.dims else [-1] * len(spec.dims)
+            item.dims.extend(dims[1:] if config.max_batch_size > 0 else dims)
+
+
+def fit(config: Any, model: ov.Model, settings: Settings) -> ov.Model:
+    """The model in the shape and with the data types of the configuration, for its batch size.
+
+    Data types are converted where they differ. With ``max_batch_size`` the batch is that many rows, always, unless
+    ``settings.dynamic_batch`` leaves it open.
+
+    Raises:
+        WorkbenchError: they do not fit (Triton's texts).
+    """
+    model = _fit_inputs(config, model, settings)
+    return _fit_outputs(config, model)
+
+
+def _fit_inputs(config: Any, model: ov.Model, settings: Settings) -> ov.Model:
+    ports = {spec.name: port for spec, port in zip(tensor_specs(model.inputs, "input"), model.inputs, strict=True)}
+    if len(ports) != len(config.input):
+        raise InvalidRequest(
+            f"unable to load model '{config.name}', configuration expects {len(config.input)} inputs, model provides "
+            f"{len(ports)}"
+        )
+    batching = config.max_batch_size > 0
+    process = PrePostProcessor(model)
+    for item in config.input:
+        port, element = _find(item, ports, "input"), _element(config, item, "input")
+        tensor = process.input(item.name).tensor()
+        with openvino_errors(f"setting precision for {item.name}"):
+            tensor.set_element_type(element)
+        shape, dims = port.get_partial_shape(), _dims(item)
+        if settings.reshape_io:
+            with openvino_errors(f"setting shape for {item.name}"):
+                tensor.set_shape(ov.PartialShape([*([shape[0]] if batching else []), *map(ov.Dimension, dims)]))
+        else:
+            _compare(config, item.name, shape, dims, exact=False)
+        if batching:
+            with openvino_errors(f"setting layout for {item.name}"):
+                tensor.set_layout(ov.Layout("N..."))
+    with openvino_errors("apply model input preprocessing"):
+        model = process.build()
+    if batching:
+        batch = ov.Dimension.dynamic() if settings.dynamic_batch else ov.Dimension(config.max_batch_size)
+        with openvino_errors("setting max batch size", hint="a model whose batch is fixed takes max_batch_size: 0"):
+            ov.set_batch(model, batch)
+    return model
+
+
+def _fit_outputs(config: Any, model: ov.Model) -> ov.Model:
+    ports = {spec.name: port for spec, port in zip(tensor_specs(model.outputs, "output"), model.outputs, strict=True)}
+    process = PrePostProcessor(model)
+    for item in config.output:
+        port, element = _find(item, ports, "output"), _element(config, item, "output")
+        with openvino_errors(f"setting precision for {item.name}"):
+            process.output(item.name).tensor().set_element_type(element)
+        _compare(config, item.name, port.get_partial_shape(), _dims(item), exact=True)
+    with openvino_errors("apply model output preprocessing"):
+        return process.build()
+
+
+def _find(item: Any, ports: dict[str, Any], kind: str) -> Any:
+    if item.name not in ports:
+        raise InvalidRequest(
+            f"unexpected inference {kind} '{item.name}', allowed {kind}s are: {', '.join(sorted(ports))}"
+        )
+    return ports[item.name]
+
+
+def _element(config: Any, item: Any, kind: str) -> ov.Type:
+    wanted = config_datatype(item)
+    if wanted not in _CONFIG_TYPES:
+        raise InternalError(f"unsupported datatype {wanted} for {kind} '{item.name}' for model '{config.name}'")
+    return _CONFIG_TYPES[wanted]
+
+
+def _dims(item: Any) -> tuple[int, ...]:
+    return tuple(item.reshape.shape if item.HasField("reshape") else item.dims)
+
+
+def _compare(config: Any, name: str, shape: ov.PartialShape, dims: tuple[int, ...], *, exact: bool) -> None:
+    """Whether the dims of the configuration fit a shape of the model; ``exact`` compares variable ones, too."""
+    head, batching = f"model '{config.name}', tensor '{name}': ", config.max_batch_size > 0
+    if batching and not len(shape):
+        raise InvalidRequest(f"{head}for the model to support batching the shape should have at least 1 dimension")
+    full = (config.max_batch_size, *dims) if batching else dims
+    fits = len(full) == len(shape)
+    for index, (own, wanted) in enumerate(zip(shape, full, strict=False)):
+        if exact or not batching or (index and wanted != -1):
+            fits = fits and _matches(own, wanted)
+    if fits:
+        return
+    text = (
+        f"{head}the model expects {len(shape)} dimensions (shape {shape_text(signed_shape(shape))}) but the model "
+        f"configuration specifies {len(full)} dimensions ("
+    )
+    if batching:
+        text += (
+            "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making "
+            "complete "
+        )
+    hint = ""
+    if -1 in dims and -1 in signed_shape(shape):
+        hint = (
+            "write dims as the model has them: where the configuration gives none, all of them are completed as -1 "
+            "as soon as one is variable, in real Triton, too"
+        )
+    raise InvalidRequest(f"{text}shape {shape_text(full)})", hint=hint)
+
+
+def _matches(own: ov.Dimension, wanted: int) -> bool:
+    """``doesMatch``: a dimension with an upper bound excludes its bounds, and -1 with them."""
+    if own.is_static:
+        return bool(own.get_length() == wanted)
+    most = own.get_max_length()
+    return bool(most == -1 or own.get_min_length() < wanted < most)
