@@ -154,6 +154,23 @@ def test_many_strings_are_captured_in_their_order(
     assert [each.inputs[0].data[0].tolist() for _, each in fetch(engine, id)] == sent
 
 
+def test_a_request_that_cannot_be_kept_is_served_all_the_same(
+    make_engine: Callable[..., InferenceEngine], repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(request: InferenceRequest) -> tuple[bytes, ...]:
+        raise MemoryError
+
+    engine = make_engine(repository)
+    id = begin(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "data_of", no_memory)
+        assert engine.infer(request(value=2.0), 10).as_numpy("y").tolist() == [[4.0] * 4]
+    engine.infer(request(value=3.0), 10)
+    assert values(fetch(engine, id)) == [3.0]
+    assert engine.capture_status(id).missed == 1
+    assert "a request was not captured: MemoryError: " in [event.text for event in engine.events.after(-1)]
+
+
 def test_bounds_are_kept_and_said(
     make_engine: Callable[..., InferenceEngine], repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ VERBS: tuple[str, ...] = (
     "profile",
     "sweep",
     "timeline",
+    "capture",
     "runs",
     "export",
 )
@@ -43,6 +44,7 @@ _SUMMARIES = {
     "profile": "measure a model at one load or a range of loads",
     "sweep": "measure a grid of configurations × loads",
     "timeline": "who waited for whom on a running server; a trace for Perfetto",
+    "capture": "take down what clients send to a model, to send it again as load",
     "runs": "list, show, compare, annotate, export, share, delete stored runs",
     "export": "write the tuned repository for production",
 }

@@ -51,6 +51,21 @@ def open_server(args: argparse.Namespace) -> Server:
     return attach(running[0])
 
 
+def open_telling_server(args: argparse.Namespace) -> Server:
+    """As ``open_server``; an address of a server of the workbench on this machine is that server, with its control
+    plane: it tells of its requests.
+    """
+    from workbench.server import runtime
+    from workbench.session.opening import attach
+
+    if args.url:
+        address = args.url.partition("://")[2] or args.url
+        for info in runtime.list_servers():
+            if address.rstrip("/") in {str(info[key]).partition("://")[2] for key in ("http", "grpc")}:
+                return attach(info["name"])
+    return open_server(args)
+
+
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     """perf_analyzer's names where perf_analyzer has them."""
     parser.add_argument("--concurrency-range", metavar="S:E:STEP", help="closed loops from S to E")

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
-from workbench.cli.targets import add_server_arguments, open_server
-
-if TYPE_CHECKING:
-    from workbench.session.server import Server
+from workbench.cli.targets import add_server_arguments, open_telling_server
 
 SUMMARY = "Who waited for whom: the latest requests and batches of a running server, from its records."
 EXAMPLE = "workbench timeline mlp_4096 --last 5 --perfetto trace.json"
@@ -31,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints; exit code 1 where there is no record."""
-    server = _server(args)
+    server = open_telling_server(args)
     try:
         timeline = server.timeline(args.model, last=args.last)
         if args.perfetto:
@@ -50,16 +46,3 @@ def run(args: argparse.Namespace) -> int:
         if args.perfetto:
             print(f"{args.perfetto}: open it in https://ui.perfetto.dev")
     return 0
-
-
-def _server(args: argparse.Namespace) -> Server:
-    """As other verbs; an address of a server of the workbench on this machine is that server, which has records."""
-    from workbench.server import runtime
-    from workbench.session.opening import attach
-
-    if args.url:
-        address = args.url.partition("://")[2] or args.url
-        for info in runtime.list_servers():
-            if address.rstrip("/") in {str(info[key]).partition("://")[2] for key in ("http", "grpc")}:
-                return attach(info["name"])
-    return open_server(args)

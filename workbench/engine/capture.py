@@ -21,15 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
-from typing import get_args
+from typing import TypeVar, get_args
 
 from workbench.clock import Clock
-from workbench.engine.ticket import Ticket
 from workbench.errors import InvalidRequest, NotFound, NotReady, QueueFull, WorkbenchError
 from workbench.protocol.packed import Head, PackedRequest, data_of, head_bytes, head_of, packed_bytes
 from workbench.protocol.tensors import InferenceRequest, Tensor
 from workbench.records import EventLog
 from workbench.records.capture import CaptureStatus, Keep
+
+T = TypeVar("T")
 
 LARGEST_BYTES = 64 << 30
 LONGEST_S = 3600.0
@@ -72,9 +73,13 @@ class _Capture:
         """A request has come: whether it is to be kept; else it is counted."""
         if not self.full_ns or self.keep == "last":
             return True
+        self.miss()
+        return False
+
+    def miss(self) -> None:
+        """A request is not kept."""
         with self.lock:
             self.missed += 1
-        return False
 
     def refuse(self) -> None:
         """A request did not fit the model."""
@@ -143,29 +148,38 @@ class Captures:
 
     # ---- requests
 
-    def through(self, submit: Callable[[], Ticket], request: InferenceRequest) -> Ticket:
-        """Has a request accepted by ``submit`` and takes it down."""
+    def through(self, submit: Callable[[], T], request: InferenceRequest) -> T:
+        """Has a request accepted by ``submit``, and takes it down if that gives anything but None. On any thread."""
         captures = self.running.get(request.model_name)
         if captures is None:
             return submit()
         arrival = self._clock()
         try:
-            ticket = submit()
+            accepted = submit()
         except QueueFull:
-            self.take(request, arrival)
+            self._take(request, arrival)
             raise
         except WorkbenchError:
             for each in captures:
                 each.refuse()
             raise
-        self.take(request, arrival)
-        return ticket
+        if accepted is not None:
+            self._take(request, arrival)
+        return accepted
 
-    def take(self, request: InferenceRequest, arrival: int) -> None:
-        """Takes a request down. On any thread."""
+    def _take(self, request: InferenceRequest, arrival: int) -> None:
         captures = tuple(each for each in self.running.get(request.model_name, ()) if each.wants())
         if not captures:
             return
+        try:
+            self._pack(captures, arrival, request)
+        except Exception as error:  # no memory, say: the request is served all the same
+            for each in captures:
+                each.miss()
+            text = f"a request was not captured: {type(error).__name__}: {error}"
+            self._events.append("log", request.model_name, text, level="error")
+
+    def _pack(self, captures: tuple[_Capture, ...], arrival: int, request: InferenceRequest) -> None:
         if sum(each.data.size for each in request.inputs if each.datatype == "BYTES") < _ON_THREAD:
             _add(captures, arrival, request)
             return

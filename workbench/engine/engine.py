@@ -58,13 +58,12 @@ class InferenceEngine(AskedEngine):
             TimedOut: no answer within ``timeout_s``; the request is cancelled.
         """
         self._check_blocking()
-        captures = self._core.captures
-        arrival = self._clock() if captures.running else 0
-        response = self._core.inline.infer(request)
-        if response is not None:
-            if arrival:
-                captures.take(request, arrival)
+        captures, inline = self._core.captures, self._core.inline
+        if captures.running:
+            response = captures.through(lambda: inline.infer(request), request)
         else:
+            response = inline.infer(request)
+        if response is None:
             for response in self._responses(request, timeout_s, once=once, inline=True):  # noqa: B007
                 pass
         assert response is not None

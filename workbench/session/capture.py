@@ -182,6 +182,8 @@ class Capture:
             at = f"the limit of {status.limit / 2**20:g} MB was reached after {status.full_ns / 1e9:.1f} s"
             which = "that came then" if status.keep == "first" else "that came first"
             notes.append(f"{at}: the {status.missed} requests {which} are not kept")
+        elif status.missed:
+            notes.append(f"{status.missed} requests could not be kept: the server's log says why")
         if status.ended_by == "time":
             notes.append(f"it ended by itself after {(status.ended - status.started) / 1e9:.1f} s")
         if status.refused:
@@ -263,8 +265,8 @@ def capture(
     else:
         raise Unsupported(
             f"the server at {server.url} does not give away what it is sent",
-            hint="serve its repository here (wb.serve) and have the clients ask that; or have Triton trace tensors "
-            "(--trace-config level=TENSORS)",
+            hint="serve its repository here (wb.serve) and have the clients ask that, or have Triton trace its "
+            "requests (--trace-config); of a server of the workbench: wb.attach(NAME)",
         )
     path = None if to is None else Path(to).expanduser()
     limit = int(limit_mb * 2**20)
