@@ -1,4 +1,4 @@
-"""Each block of the public reports on batching, priorities, queues, sequences and ensembles has its tests."""
+"""Each block of the public reports on batching, priorities, queues, sequences, ensembles and measuring has its tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 
 HERE = (
     "F01 F02 F03 F04 F05 F06 F11 F13 F16 F18 F20 F22 F23 F24 F25 "
-    "F26 F28 F30 F32 F35 F37 F38 F49 F50 F51 F52 F56 F58 F61 F63 F65"
+    "F26 F28 F30 F32 F35 F37 F38 F49 F50 F51 F52 F56 F58 F61 F63 F65 F66"
 )
 ON_BOTH_FRONT_ENDS = "F16 F37 F38 F49 F50 F51 F52 F56 F58"
 """What is on the wire, and so is tested over HTTP and over gRPC."""
 ELSEWHERE = {
     "the repository: loading, polling, the index": "F39 F40 F41 F45 F46",
-    "measuring": "F66",
 }
 """What the other blocks are about."""
 

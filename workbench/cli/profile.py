@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints; exit code 1 when a point failed or is not valid."""
+    """Measures and prints; exit code 1 when a point failed, is not valid or not stable."""
     server = open_server(args)
     try:
         result = server.sweep(
@@ -48,4 +48,4 @@ def run(args: argparse.Namespace) -> int:
         print_streams(points)
         say_reasons(points)
         print(f"run {result.run_id}")  # type: ignore[union-attr]
-    return 0 if points and all(point.valid and not point.error for point in points) else 1
+    return 0 if points and all(point.verdict == "valid" for point in points) else 1

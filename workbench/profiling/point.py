@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from workbench.profiling.claims import Claim, claim_of
+from workbench.profiling.class_side import ClassFigures
 from workbench.profiling.load import Load
 from workbench.profiling.settings import by_model
 
@@ -132,6 +133,8 @@ class Point:
     other_cpu: float = math.nan
     inputs: str = ""
     seed: int = 0
+    classes: Mapping[str, ClassFigures] = field(default_factory=dict)
+    """Figures of each class, of a load that has several."""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -176,19 +179,21 @@ class Point:
             "verdict": self.verdict,
         }
         skip = {"model", "load", "settings", "config", "environment", "errors", "batch_rows", "batch_compute_ms"}
-        skip |= {"batch_reasons"}
+        skip |= {"batch_reasons", "classes"}
         if not load.streaming:
             skip |= {item.name for item in fields(self) if item.name.startswith(_OF_STREAMS)}
         for item in fields(self):
             if item.name not in skip:
                 value = getattr(self, item.name)
                 row[item.name] = "; ".join(value) if isinstance(value, tuple) else value
+        for name, figures in self.classes.items():
+            row |= figures.row(name)
         row["max_batch_size"] = self.config.get("max_batch_size")
         return row
 
     def to_json(self) -> dict[str, Any]:
         """In full, as a dictionary for JSON; nan becomes None."""
-        out = asdict(self)
+        out = {**asdict(self), "load": self.load.to_json()}
         return {name: _jsonable(value) for name, value in out.items()}
 
     @classmethod
@@ -200,6 +205,9 @@ class Point:
             if item is None and known[name].type == "float":
                 given[name] = math.nan
         given["load"] = Load.from_json(given["load"])
+        given["classes"] = {
+            str(name): ClassFigures.from_json(figures) for name, figures in (given.get("classes") or {}).items()
+        }
         for name in ("reasons", "notes"):
             given[name] = tuple(given.get(name, ()))
         given["batch_rows"] = {int(size): count for size, count in (given.get("batch_rows") or {}).items()}
@@ -223,6 +231,8 @@ class Point:
             f"p95 {self.p95_ms:.2f}  p99 {self.p99_ms:.2f} {_interval(self.p99_low, self.p99_high)}",
             f"  server ms   queue {self.queue_ms:.2f}  input {self.compute_input_ms:.2f}  infer "
             f"{self.compute_infer_ms:.2f}  output {self.compute_output_ms:.2f}  mean batch {self.mean_batch:.2f}",
+            f"  books       sent {self.sent}, Little's law {self.littles_law:.2f} (requests under way / throughput × "
+            "mean latency)",
         ]
         if self.cache_hits or self.cache_misses:
             lines.append(
@@ -231,6 +241,7 @@ class Point:
             )
         if self.load.streaming:
             lines[3:3] = self._stream_lines()
+        lines += [figures.line(name) for name, figures in self.classes.items()]
         lines += [f"  why: {reason}" for reason in self.reasons]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
