@@ -1,4 +1,4 @@
-"""Each block of the public reports on batching, priorities, queues, sequences, ensembles and measuring has its tests."""
+"""Each block of the public reports on batching, queues, sequences, ensembles, measuring and so on has its tests."""
 
 from __future__ import annotations
 
