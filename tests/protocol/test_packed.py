@@ -16,7 +16,7 @@ from workbench.protocol.tensors import InferenceRequest, RequestedOutput, Tensor
 
 def pack(arrival: int, request: InferenceRequest) -> PackedRequest:
     data = data_of(request)
-    return arrival, head_of(request), request.id, data, packed_bytes(request.id, data)
+    return arrival, head_of(request), request.id, data, packed_bytes(request.id, data), False
 
 
 def through(*requests: InferenceRequest) -> list[tuple[int, InferenceRequest]]:

@@ -16,7 +16,7 @@ import asyncio
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -64,6 +64,7 @@ class _Capture:
         self.missed = 0
         self.refused = 0
         self.full_ns = 0
+        self.over = False  # what comes now is only counted
         self.heads: dict[Head, Head] = {}
         self.lock = threading.Lock()
         self.sorted = False
@@ -71,10 +72,9 @@ class _Capture:
 
     def wants(self) -> bool:
         """A request has come: whether it is to be kept; else it is counted."""
-        if not self.full_ns or self.keep == "last":
-            return True
-        self.miss()
-        return False
+        if self.over:
+            self.miss()
+        return not self.over
 
     def miss(self) -> None:
         """A request is not kept."""
@@ -88,26 +88,32 @@ class _Capture:
 
     def add(self, arrival: int, head: Head, id: str, data: tuple[bytes, ...]) -> None:
         """Keeps a request, as far as the limit goes."""
+        size = packed_bytes(id, data)
         with self.lock:
-            if self.full_ns and self.keep == "first":  # it was packed on a thread meanwhile
+            if self.over:  # it was packed on a thread meanwhile
                 self.missed += 1
                 return
-            size = packed_bytes(id, data)
             known = self.heads.get(head)
+            bears = known is None  # the cost of its head, which it is the first to have
             if known is None:
                 if len(self.heads) >= _HEADS:
                     self.heads.clear()
                 self.heads[head] = known = head
-                size += head_bytes(head)  # whoever brings it bears its cost
+                size += head_bytes(head)
             self.size += size
-            self.kept.append((arrival, known, id, data, size))
-            while self.size > self.limit:
-                self.full_ns = self.full_ns or max(1, arrival - self.started)
-                self.missed += 1
-                gone = self.kept.pop() if self.keep == "first" else self.kept.popleft()
-                self.size -= gone[4]
-                if gone[4] > packed_bytes(gone[2], gone[3]):
-                    self.heads.pop(gone[1], None)
+            self.kept.append((arrival, known, id, data, size, bears))
+            if self.size > self.limit:
+                self._make_room(arrival)
+
+    def _make_room(self, arrival: int) -> None:
+        self.full_ns = self.full_ns or max(1, arrival - self.started)
+        self.over = self.keep == "first"
+        while self.size > self.limit:
+            self.missed += 1
+            gone = self.kept.pop() if self.over else self.kept.popleft()
+            self.size -= gone[4]
+            if gone[5]:
+                self.heads.pop(gone[1], None)
 
     def part(self, after: int) -> list[PackedRequest]:
         with self.lock:
@@ -142,6 +148,7 @@ class Captures:
         self._loop = loop
         self._clock = clock
         self._events = events
+        self._heads: dict[Hashable, Head] = {}
         self._packer = ThreadPoolExecutor(1, thread_name_prefix="workbench-capture")  # has no thread until it is used
         self._backlog = 0
         self._counting = threading.Lock()
@@ -168,7 +175,11 @@ class Captures:
         return accepted
 
     def _take(self, request: InferenceRequest, arrival: int) -> None:
-        captures = tuple(each for each in self.running.get(request.model_name, ()) if each.wants())
+        captures = self.running.get(request.model_name, ())
+        for each in captures:
+            if each.over:
+                captures = tuple(each for each in captures if each.wants())
+                break
         if not captures:
             return
         try:
@@ -180,6 +191,18 @@ class Captures:
             self._events.append("log", request.model_name, text, level="error")
 
     def _pack(self, captures: tuple[_Capture, ...], arrival: int, request: InferenceRequest) -> None:
+        form = request.form
+        if form is not None:  # of numbers, small, and most of it is known
+            key = form, request.model_version, request.client, request.front
+            head = self._heads.get(key)
+            if head is None:
+                if len(self._heads) >= _HEADS:
+                    self._heads.clear()
+                head = self._heads[key] = head_of(request)
+            data = tuple([each.data.tobytes() for each in request.inputs])
+            for capture in captures:
+                capture.add(arrival, head, request.id, data)
+            return
         if sum(each.data.size for each in request.inputs if each.datatype == "BYTES") < _ON_THREAD:
             _add(captures, arrival, request)
             return

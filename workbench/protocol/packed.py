@@ -26,8 +26,9 @@ VERSION = 1
 Head = tuple[Any, ...]
 """Version asked for, outputs, parameters, priority, timeout, sequence id, start, end, client, front end, inputs."""
 
-PackedRequest = tuple[int, Head, str, tuple[bytes, ...], int]
-"""When it came (ns), its head, its id, its tensors' bytes, and about how much memory it takes (bytes)."""
+PackedRequest = tuple[int, Head, str, tuple[bytes, ...], int, bool]
+"""When it came (ns), its head, its id, its tensors' bytes, about how much memory it takes (bytes), and whether its head
+is counted in that: of requests that share it one bears it."""
 
 _REQUEST_BYTES, _TENSOR_BYTES, _HEAD_BYTES, _ITEM_BYTES = 176, 48, 640, 160
 
@@ -92,7 +93,7 @@ def encode_packed(model: str, requests: Sequence[PackedRequest]) -> tuple[bytes,
         (numbers.setdefault(head, len(numbers)) for _, head, *_ in requests), dtype="<i4", count=len(requests)
     )
     ids = [id for _, _, id, *_ in requests]
-    parts = [part for _, _, _, data, _ in requests for part in data]
+    parts = [part for _, _, _, data, *_ in requests for part in data]
     header = {
         "version": VERSION,
         "model": model,
