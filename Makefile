@@ -7,11 +7,17 @@ STAMP := $(VENV)/.ready
 # The tests start hundreds of Python processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# `make test WORKERS=2` runs the tests file by file on so many processes, for most of them wait for processes; what
-# measures, injects faults under load or drives a browser has the cores for itself, at the end.
+# `make test WORKERS=2` (and test-full) runs the tests file by file on so many processes, for most of them wait for
+# processes; what measures, injects faults under load or drives a browser has the cores for itself, at the end.
 WORKERS ?= 1
-ALONE := tests/live tests/faults tests/notebooks
+ALONE := tests/live tests/faults tests/notebooks tests/profiling tests/distributed
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore=%)
+
+# Runs the tests that $(1) selects.
+define run_tests
+$(if $(filter 1,$(WORKERS)),$(BIN)/python -m pytest $(1),status=0; set -x; \
+	$(BIN)/python -m pytest $(1) $(SPREAD) || status=1; $(BIN)/python -m pytest $(1) $(ALONE) || status=1; exit $$status)
+endef
 
 .PHONY: demo test test-full soak lab check bench models clean
 
@@ -31,16 +37,11 @@ models: $(STAMP)
 	$(BIN)/workbench models build
 
 test: $(STAMP)
-ifeq ($(WORKERS),1)
-	$(BIN)/python -m pytest
-else
-	@status=0; set -x; \
-	$(BIN)/python -m pytest $(SPREAD) || status=1; $(BIN)/python -m pytest $(ALONE) || status=1; exit $$status
-endif
+	@$(call run_tests,)
 
 # Adds the heavy ones (the real tritonserver, perf_analyzer) and the long proofs at a tenth of their size or less.
 test-full: $(STAMP)
-	$(BIN)/python -m pytest -m full
+	@$(call run_tests,-m full)
 
 # The long proofs at full size: 10,000 random histories of each scheduler, the engine's own among them; 200,000 mutated
 # requests; each way in which a model's process can fail, 50 times; a sweep that is killed, 20 times.
