@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,30 @@ def test_of_the_first_or_of_the_newest_as_many_stay_as_the_limit_allows(
         assert status.size <= 1 << 16
         begins = 0 if id == first else 400 - len(found)
         assert found == list(range(begins, begins + len(found)))
+
+
+def test_the_limit_is_one_of_memory(make_engine: Callable[..., InferenceEngine], repository: Path) -> None:
+    engine = make_engine(repository)
+    many = [request(value=1.0, id=f"request {at}", parameters={"n": at} if at % 2 else {}) for at in range(4000)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        id = begin(engine, limit=64 * MB)
+        for each in many:
+            engine.infer(each, 10)
+        gc.collect()
+        took = tracemalloc.get_traced_memory()[0] - before
+        engine.drop_capture(id)
+        gc.collect()
+        rest = tracemalloc.get_traced_memory()[0] - before  # of records, say
+    finally:
+        tracemalloc.stop()
+    begin(engine, limit=64 * MB)
+    for each in many:
+        engine.infer(each, 10)
+    (status,) = engine.captures()
+    assert status.requests == 4000
+    assert 0.9 * (took - rest) < status.size < 2 * (took - rest)
 
 
 def test_what_a_full_queue_turned_away_is_part_of_the_load_and_what_does_not_fit_is_counted(

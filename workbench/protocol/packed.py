@@ -30,7 +30,7 @@ PackedRequest = tuple[int, Head, str, tuple[bytes, ...], int, bool]
 """When it came (ns), its head, its id, its tensors' bytes, about how much memory it takes (bytes), and whether its head
 is counted in that: of requests that share it one bears it."""
 
-_REQUEST_BYTES, _TENSOR_BYTES, _HEAD_BYTES, _ITEM_BYTES = 176, 48, 640, 160
+_REQUEST_BYTES, _TENSOR_BYTES, _HEAD_BYTES, _ITEM_BYTES = 224, 64, 512, 160
 
 
 def head_of(request: InferenceRequest) -> Head:
@@ -65,7 +65,7 @@ def head_bytes(head: Head) -> int:
 
 def packed_bytes(id: str, data: Sequence[bytes]) -> int:
     """About how much memory a packed request takes besides its head."""
-    return _REQUEST_BYTES + len(id) + sum(map(len, data)) + _TENSOR_BYTES * len(data)
+    return _REQUEST_BYTES + (len(id) + 56 if id else 0) + sum(map(len, data)) + _TENSOR_BYTES * len(data)
 
 
 def unpack(model: str, head: Head, id: str, data: Sequence[Buffer]) -> InferenceRequest:
