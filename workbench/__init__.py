@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from workbench.config import Edit as Edit
     from workbench.config import Finding as Finding
+    from workbench.distributed import Ray as Ray
     from workbench.engine.linting import lint as lint
     from workbench.errors import WorkbenchError as WorkbenchError
     from workbench.export import ExportResult as ExportResult
@@ -53,6 +54,7 @@ _PUBLIC: dict[str, str] = {
     "ModelTable": "workbench.session.results",
     "Packaged": "workbench.package",
     "Point": "workbench.profiling",
+    "Ray": "workbench.distributed",
     "Result": "workbench.session.results",
     "Statistics": "workbench.session.results",
     "SweepJob": "workbench.profiling",

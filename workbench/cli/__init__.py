@@ -26,6 +26,7 @@ VERBS: tuple[str, ...] = (
     "package",
     "profile",
     "sweep",
+    "ab",
     "timeline",
     "capture",
     "runs",
@@ -43,9 +44,10 @@ _SUMMARIES = {
     "package": "make a model directory out of a model file or a function",
     "profile": "measure a model at one load or a range of loads",
     "sweep": "measure a grid of configurations × loads",
+    "ab": "which of two configurations is faster, measured in turn",
     "timeline": "who waited for whom on a running server; a trace for Perfetto",
     "capture": "take down what clients send to a model, to send it again as load",
-    "runs": "list, show, compare, annotate, export, share, delete stored runs",
+    "runs": "list, show, compare, merge, annotate, export, share, delete stored runs",
     "export": "write the tuned repository for production",
 }
 

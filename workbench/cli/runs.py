@@ -11,7 +11,7 @@ from typing import Any
 from workbench.errors import InvalidRequest
 from workbench.records.runs import RunStore
 
-SUMMARY = "Lists, shows, compares, annotates, exports, shares and deletes stored runs."
+SUMMARY = "Lists, shows, compares, merges, annotates, exports, shares and deletes stored runs."
 EXAMPLE = "workbench runs diff 2026-05-01 latest"
 
 _RUN = "an id, its beginning, 'latest', or a file"
@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     diff.add_argument("run", metavar="RUN", help=_RUN)
     diff.add_argument("other", metavar="OTHER", help=_RUN)
+    merge = action("merge", "puts the runs of a sweep's parts together: each point once, with its key")
+    merge.add_argument("run", nargs="+", metavar="RUN", help=_RUN)
+    merge.add_argument("--title", default="", help="what to call the new run")
     annotate = action("annotate", "adds a note to a run")
     annotate.add_argument("run", metavar="RUN", help=_RUN)
     annotate.add_argument("text", metavar="TEXT", help="the note")
@@ -62,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Does what is asked; the exit code is 0 where it worked."""
     verbs: dict[str, Callable[[RunStore, argparse.Namespace], int]] = {
-        "list": _list, "show": _show, "diff": _diff, "annotate": _annotate, "share": _share, "export": _export,
-        "delete": _delete,
+        "list": _list, "show": _show, "diff": _diff, "merge": _merge, "annotate": _annotate, "share": _share,
+        "export": _export, "delete": _delete,
     }  # fmt: skip
     return verbs[args.action](RunStore(args.runs), args)
 
@@ -137,6 +140,14 @@ def _diff(store: RunStore, args: argparse.Namespace) -> int:
         for path, (before, after) in changes.items():
             print(f"{place}: {path} {before} -> {after}")
     return 0
+
+
+def _merge(store: RunStore, args: argparse.Namespace) -> int:
+    from workbench.distributed import merge_runs
+
+    merged = merge_runs(store, args.run, title=args.title)
+    about = {"run": merged.run_id, "points": merged.points, "missing": merged.missing, "notes": list(merged.notes)}
+    return _say(args, about, repr(merged))
 
 
 def _annotate(store: RunStore, args: argparse.Namespace) -> int:

@@ -102,7 +102,7 @@ class Resumed:
         self._rows: dict[bytes, list[int]] = {}
         for stored in run.points() if run is not None else ():
             point = Point.from_json(stored)
-            self._rows.setdefault(_place(point.settings, point.load), []).append(int(stored["id"]))
+            self._rows.setdefault(place_of(point.settings, point.load), []).append(int(stored["id"]))
             if stored["key"] and (point.valid or not only_valid):
                 self._known[stored["key"]] = point
 
@@ -117,10 +117,10 @@ class Resumed:
 
     def outdated(self, point: Point) -> list[int]:
         """The rows of the run that a newly measured point takes the place of: failed, cut short, of other content."""
-        return self._rows.pop(_place(point.settings, point.load), [])
+        return self._rows.pop(place_of(point.settings, point.load), [])
 
 
-def _place(settings: Mapping[str, Any], load: Load) -> bytes:
-    """Which cell of the grid a point is."""
+def place_of(settings: Mapping[str, Any], load: Load) -> bytes:
+    """Which cell of the grid a point is: equal for measurements of the same settings under the same load."""
     plain = {"settings": dict(settings), "load": replace(load, streaming=False).to_json()}
     return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str)

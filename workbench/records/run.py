@@ -225,6 +225,14 @@ class Run:
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", [(key, dumps(value)) for key, value in values.items()]
             )
 
+    def set_environment(self, values: Mapping[str, Any]) -> None:
+        """Says where the run was measured, in place of this machine: it is put together from others."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM environment")
+            connection.executemany(
+                "INSERT INTO environment VALUES (?, ?)", [(key, dumps(value)) for key, value in values.items()]
+            )
+
     def claim(self, doing: str = "") -> None:
         """Takes a run that was left for writing: its status is ``running`` again.
 

@@ -44,6 +44,7 @@ from workbench.session.remote import TritonServer, WorkbenchServer
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
+    from workbench.session.sharding import ExecutorLike
     from workbench.session.state import SessionState
 
 _NOT_OF_ENSEMBLES = ("instance_group", "dynamic_batching", "sequence_batching", "model_warmup", "optimization")
@@ -277,7 +278,7 @@ def ab(
 
 def _one(server: Server, model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """One side's settings in their normal form."""
-    normal = _checked(server, model, {path: [value] for path, value in settings.items()})
+    normal = checked_grid(server, model, {path: [value] for path, value in settings.items()})
     return {path: values[0] for path, values in normal.items()}
 
 
@@ -301,6 +302,7 @@ def sweep(
     on_progress: Callable[[Progress], None] | None = None,
     show_progress: bool = True,
     stop: threading.Event | None = None,
+    executor: ExecutorLike = None,
     **options: Any,
 ) -> SweepResult | SweepJob:
     """Measures a grid; see ``Server.sweep``.
@@ -327,6 +329,8 @@ def sweep(
         on_progress: hears of each point.
         show_progress: draw a bar while waiting.
         stop: once set, ends the sweep and keeps what was measured.
+        executor: where to measure: None at the server itself; "ray" or ``wb.Ray(...)`` on a Ray cluster, whose workers
+            serve the repository themselves.
         options: of the load: ``duration_s``, ``warmup_s``, ``batch_size``, ``seed``, ``distribution``, ...
 
     Raises:
@@ -334,9 +338,12 @@ def sweep(
         InvalidRequest: loads or values that make no sense; a model that is no step; batching of an ensemble itself.
         NotReady: a sweep of the model runs already, here or elsewhere.
     """
+    from workbench.session.sharding import executor_of
+
     target = SessionTarget(server)
     loads = loads_of(concurrency, rate, options)
-    grid = _checked(server, model, grid)
+    grid = checked_grid(server, model, grid)
+    where = executor_of(executor, server, model)
     runs = RunStore(store) if isinstance(store, str | Path) else store
     settings = SweepOptions(
         title=title, kind=kind, resume=resume, remeasure=remeasure, content=content,
@@ -346,7 +353,7 @@ def sweep(
         end = session.begin_sweep(model)
         try:
             job = SweepJob(
-                target, model, grid, loads, inputs=inputs, store=runs, options=settings, stop=stop,
+                target, model, grid, loads, inputs=inputs, store=runs, options=settings, stop=stop, executor=where,
                 on_progress=_tell_all(session, on_progress), on_end=end,
             )  # fmt: skip
             session.watch(job)
@@ -357,10 +364,11 @@ def sweep(
     with contextlib.ExitStack() as stack:
         stack.callback(session.begin_sweep(model))
         stack.enter_context(session.measuring_window())
-        hear = _tell_all(session, stack.enter_context(_bar(show_progress, model)), on_progress)
+        hear = _tell_all(session, stack.enter_context(progress_bar(show_progress, f"sweep {model}")), on_progress)
         return run_sweep(
-            target, model, grid, loads, inputs=inputs, store=runs, on_progress=hear, stop=stop, options=settings
-        )
+            target, model, grid, loads, inputs=inputs, store=runs, on_progress=hear, stop=stop, options=settings,
+            executor=where,
+        )  # fmt: skip
 
 
 def _tell_all(session: SessionState, *listeners: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
@@ -373,7 +381,7 @@ def _tell_all(session: SessionState, *listeners: Callable[[Progress], None] | No
     return tell
 
 
-def _checked(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+def checked_grid(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """The grid in its normal form; see ``profiling.paths``.
 
     A value that is refused is a row of the result; a path that no configuration has is a slip of the pen.
@@ -400,15 +408,15 @@ def _checked(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) -> d
     return normal
 
 
-class _bar:
+class progress_bar:
     """A progress bar with the time left; in a notebook a widget, in a terminal text, elsewhere nothing."""
 
-    def __init__(self, wanted: bool, model: str) -> None:
+    def __init__(self, wanted: bool, title: str) -> None:
         self._bar: Any = None
         if wanted:
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(total=0, desc=f"sweep {model}", unit="point", leave=False, disable=None)
+            self._bar = tqdm(total=0, desc=title, unit="point", leave=False, disable=None)
 
     def __enter__(self) -> Callable[[Progress], None]:
         return self._told

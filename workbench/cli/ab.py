@@ -1,0 +1,104 @@
+"""``workbench ab``: which of two configurations is faster, measured in turn."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import orjson
+
+from workbench.cli.ending import terminated_as_interrupted
+from workbench.cli.targets import (
+    add_load_arguments,
+    add_server_arguments,
+    grid_of,
+    load_options,
+    open_server,
+)
+from workbench.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from workbench.profiling import ABResult
+
+SUMMARY = "Compares two configurations in interleaved blocks until one is faster or it is too close to call."
+EXAMPLE = "workbench ab mlp_4096 --b max_batch_size=32 --b 'dynamic_batching={}' --concurrency 8"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ab``."""
+    parser.add_argument("model", metavar="MODEL")
+    for side in ("a", "b"):
+        parser.add_argument(
+            f"--{side}",
+            action="append",
+            metavar="PATH=VALUE",
+            help=f"what {side.upper()} sets, in JSON, null removes the field; may be repeated; without any it is the "
+            "configuration as it is",
+        )
+    parser.add_argument("--against", default="", metavar="MODEL", help="B's model, where it is another one")
+    add_server_arguments(parser)
+    add_load_arguments(parser)
+    parser.set_defaults(warmup=0.2)
+    parser.add_argument("--metric", choices=["throughput", "mean_ms", "p50_ms", "p99_ms"], help="by what it is decided")
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of blocks before the first look (default: 6)")
+    parser.add_argument("--max-pairs", type=int, default=24, help="at most (default: 24)")
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
+    parser.add_argument("--title", default="", help="what to call the run")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints; exit code 0 when it was measured, whoever is faster."""
+    a, b = _side(args.a, "--a"), _side(args.b, "--b")
+    options = load_options(args)
+    for name in ("concurrency", "rate"):
+        values = options[name]
+        if values is not None:
+            if len(values) != 1:
+                raise InvalidRequest("ab compares at one load", hint=f"give one value of {name}")
+            options[name] = values[0]
+    with contextlib.closing(open_server(args)) as server, terminated_as_interrupted():
+        result = server.ab(
+            args.model, a, b, against=args.against, metric=args.metric, pairs=args.pairs, max_pairs=args.max_pairs,
+            store=args.runs, title=args.title, **options,
+        )  # fmt: skip
+    print(_json(result) if args.json else repr(result))
+    if result.stopped:
+        return 130
+    return 1 if result.error else 0
+
+
+def _json(result: ABResult) -> str:
+    sides = {each.name: {"model": each.model, "settings": dict(each.settings)} for each in (result.a, result.b)}
+    found = {
+        "verdict": result.verdict,
+        "faster": result.faster,
+        "metric": result.metric,
+        "sides": sides,
+        "load": result.load.to_json(),
+        "comparisons": {name: asdict(each) for name, each in result.comparisons.items()},
+        "blocks": [{"side": each.side, "pair": each.pair, "point": each.point.to_json()} for each in result.blocks],
+    }
+    return orjson.dumps(found).decode()  # nan becomes null
+
+
+def _side(given: list[str] | None, option: str) -> dict[str, object]:
+    """The values that a side sets: one for each path."""
+    out: dict[str, object] = {}
+    for text in given or ():
+        path, values = next(iter(grid_of([text]).items()))
+        if path in out:
+            raise InvalidRequest(f"{option} names {path} twice")
+        out[path] = _value(text, values)
+    return out
+
+
+def _value(text: str, values: list[object]) -> object:
+    """One value; a list is one, too, for there is nothing to sweep here."""
+    if text.partition("=")[2].lstrip().startswith("["):
+        return values
+    if len(values) != 1:
+        raise InvalidRequest(f"cannot read {text}", hint="write PATH=VALUE")
+    return values[0]

@@ -1,0 +1,420 @@
+"""A sweep on a Ray cluster: a worker a device, one measurement at a time on each machine, none lost with a node.
+
+What each node needs, and how it gets there: this package in the same version (installed there, or by ``runtime_env``),
+and the model repository at the same path (or at ``repository``), with the same files. Both are checked before anything
+is measured. A node takes part where it offers the custom resource that stands for its device::
+
+    ray start --address=HEAD:6379 --resources='{"device": 1}'
+
+or, with ``resource="GPU"``, a GPU. A worker holds it for the whole sweep, so two sweeps wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from workbench.clock import monotonic_ns
+from workbench.distributed.serving import InputFile, Serving
+from workbench.distributed.worker import Worker
+from workbench.errors import ConnectionFailed, InvalidRequest, NotReady, Unsupported, WorkbenchError
+from workbench.profiling.executing import Deliver, Item, Outcome, Work, text_of
+from workbench.profiling.interrupting import interrupt_stops
+from workbench.profiling.measuring import failed_point
+
+TRIES = 3
+"""How often an item is given to a worker that does not live to measure it."""
+
+_SLACK_S = 120.0
+_STOP_S = 20.0
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Ray:
+    """Measures on a Ray cluster: ``server.sweep(..., executor=wb.Ray())``, or ``executor="ray"``.
+
+    ``address`` is the cluster's, as ``ray.init`` takes it; where this process is connected already, that is taken.
+    ``resource`` is what a node offers for each device that may be measured. ``device`` is the kind to measure on, where
+    nodes have several (a part of its name will do); by default the one that most of them have. ``repository`` is where
+    the model repository lies on the nodes, if not at the same path as here. ``runtime_env`` is Ray's (it needs
+    ``ray[default]``). Serving the model on a node may take ``start_s`` seconds.
+    """
+
+    address: str = "auto"
+    resource: str = "device"
+    device: str = ""
+    repository: str | Sequence[str] = ()
+    runtime_env: Mapping[str, Any] | None = None
+    start_s: float = 180.0
+
+    def bind(self, serving: Serving) -> RayExecutor:
+        """The executor of one sweep."""
+        if self.repository:
+            paths = [self.repository] if isinstance(self.repository, str) else self.repository
+            serving = serving.at(paths)
+        return RayExecutor(self, serving)
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A worker on a node, and what it is at."""
+
+    node: str
+    actor: Any
+    opening: Any = None
+    kind: str = ""
+    token: str = ""
+    settings: Mapping[str, Any] | None = None
+    item: Item | None = None
+    running: Any = None
+    deadline: int = 0
+    idle_since: int = 0
+
+
+@dataclass(slots=True)
+class _Books:
+    """What is left to do: items in order, how often each was given out in vain, and what was said of lost workers."""
+
+    pending: deque[Item] = field(default_factory=deque)
+    tries: Counter[int] = field(default_factory=Counter)
+    lost: dict[int, list[str]] = field(default_factory=dict)
+
+
+class RayExecutor:
+    """One sweep on a Ray cluster (``profiling.executing.Executor``)."""
+
+    def __init__(self, settings: Ray, serving: Serving) -> None:
+        self._settings = settings
+        self._serving = serving
+        self._work: Work | None = None
+        self._file: InputFile | None = None
+        self._stop = threading.Event()
+        self._ray: Any = None
+        self._connected = False
+        self._known: Collection[str] = ()
+        self._members: list[_Member] = []
+        self._kind = ""
+        self._last_loss = ""
+
+    @property
+    def where(self) -> str:
+        """Words for it."""
+        return f"Ray cluster {self._settings.address}"
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that measure, by the beginnings of Ray's ids."""
+        return [member.node[:8] for member in self._members]
+
+    @property
+    def measuring(self) -> list[str]:
+        """Those that measure at this moment."""
+        return [member.node[:8] for member in tuple(self._members) if member.running is not None]
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def open(self, work: Work, stop: threading.Event) -> None:
+        """Connects to the cluster and checks that it has nodes which can measure.
+
+        Raises:
+            Unsupported: Ray is not installed here, or no node offers the resource.
+            ConnectionFailed: there is no cluster at the address.
+            NotFound: there is no such file of inputs.
+        """
+        self._stop = stop
+        self._file = InputFile.of(work.inputs)
+        self._work = replace(work, inputs=None) if self._file is not None else work
+        self._ray = _import_ray()
+        if not self._ray.is_initialized():
+            self._connect()
+        if not self._offers():
+            raise Unsupported(
+                f"no node of the cluster offers the resource '{self._settings.resource}'",
+                where=f"{self.where}: {_resources(self._ray.nodes())}",
+                hint=f"""start each with --resources='{{"{self._settings.resource}": 1}}', or name another: """
+                'Ray(resource="GPU")',
+            )
+
+    def _connect(self) -> None:
+        try:
+            self._ray.init(
+                address=self._settings.address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                include_dashboard=False if self._settings.address == "local" else None,
+            )
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            raise ConnectionFailed(
+                f"there is no Ray cluster to connect to: {str(error).strip().splitlines()[0]}",
+                where=self._settings.address,
+                hint="start one (ray start --head --resources='{\"device\": 1}'), or give Ray(address=...)",
+            ) from error
+        self._connected = True
+
+    def close(self) -> str:
+        """Ends the workers and their servers; disconnects where ``open`` has connected."""
+        ray = self._ray
+        if ray is None:
+            return ""
+        with contextlib.suppress(Exception):  # a node that is gone does not answer
+            ray.wait([member.actor.close.remote() for member in self._members], timeout=_STOP_S,
+                     num_returns=max(1, len(self._members)))  # fmt: skip
+        for member in self._members:
+            self._kill(member)
+        self._members = []
+        if self._connected:
+            self._connected = False
+            ray.shutdown()
+        return ""
+
+    def _kill(self, member: _Member) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.kill(member.actor)
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    def _offers(self) -> list[tuple[str, int]]:
+        """The nodes that are alive, each with how many devices it offers."""
+        name = self._settings.resource
+        found = [(node["NodeID"], int(node["Resources"].get(name, 0))) for node in self._ray.nodes() if node["Alive"]]
+        return [(node, count) for node, count in sorted(found) if count > 0]
+
+    def _recruit(self) -> str:
+        """Has a worker serve on each device; gives why there is none, or nothing.
+
+        Raises:
+            WorkbenchError: what a worker could not do, where none could.
+        """
+        ray, settings = self._ray, self._settings
+        for node, count in self._offers():
+            self._members += [_Member(node, self._actor(node)) for _ in range(count)]
+        if not self._members:
+            return f"no node offers '{settings.resource}' any more"
+        for member in self._members:
+            member.opening = member.actor.open.remote()
+        waiting = {member.opening: member for member in self._members}
+        deadline = monotonic_ns() + int(settings.start_s * 1e9)
+        errors: dict[str, Exception] = {}
+        while waiting and monotonic_ns() < deadline and not self._stop.is_set():
+            ready, _ = ray.wait(list(waiting), timeout=_LOOK_S)
+            for reference in ready:
+                member = waiting.pop(reference)
+                try:
+                    about = ray.get(reference)
+                    member.kind, member.token = about["kind"], about["token"]
+                    member.idle_since = monotonic_ns()
+                except Exception as error:
+                    errors[member.node] = _cause(error)
+                    self._drop(member)
+        for member in waiting.values():
+            errors[member.node] = NotReady(
+                f"the device of node {member.node[:8]} was not free, or its model not served, within "
+                f"{settings.start_s:g} s",
+                hint="another sweep may hold it; Ray(start_s=...) waits longer",
+            )
+            self._drop(member)
+        if not self._members and errors and not self._stop.is_set():
+            node, first = next(iter(errors.items()))
+            raise _explained(first, node, self._serving)
+        return self._one_kind()
+
+    def _actor(self, node: str) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        settings = self._settings
+        if settings.resource == "GPU":
+            options: dict[str, Any] = {"num_gpus": 1}
+        else:
+            options = {"resources": {settings.resource: 1}}
+        if settings.runtime_env is not None:
+            options["runtime_env"] = dict(settings.runtime_env)
+        made = self._ray.remote(Worker).options(
+            num_cpus=0, max_concurrency=2, max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False), **options,
+        )  # fmt: skip
+        return made.remote(self._serving, self._work, self._file, frozenset(self._known), node[:8])
+
+    def _one_kind(self) -> str:
+        """Keeps the workers of one kind of device: figures of several are not compared."""
+        kinds = Counter(member.kind for member in self._members)
+        if not kinds:
+            return "no worker could be started"
+        if self._settings.device and not self._kind:
+            fitting = [kind for kind in kinds if self._settings.device in kind]
+            if len(fitting) != 1:
+                raise InvalidRequest(
+                    f"{len(fitting)} kinds of device fit '{self._settings.device}'",
+                    where=f"the nodes have: {'; '.join(kinds)}",
+                )
+            self._kind = fitting[0]
+        self._kind = self._kind or kinds.most_common(1)[0][0]
+        for member in [each for each in self._members if each.kind != self._kind]:
+            self._drop(member)
+        return "" if self._members else f"no node with the device '{self._kind}' is left"
+
+    def _drop(self, member: _Member) -> None:
+        self._members.remove(member)
+        self._kill(member)
+
+    # -- work -----------------------------------------------------------------------------------------------------
+
+    def run(self, items: Sequence[Item], known: Collection[str], deliver: Deliver) -> str:
+        """Gives the items to the workers, one at a time on each machine, until all are delivered; see ``Executor``.
+
+        An item whose worker or node is lost goes to another worker; one that outlives no worker, to none after
+        ``TRIES``, and is a failed point then.
+
+        Raises:
+            WorkbenchError: no worker can serve: the package or the repository is not there, or another one.
+        """
+        self._known = known
+        books = _Books(deque(items))
+        with interrupt_stops(self._stop):
+            while not self._stop.is_set() and (books.pending or self._running()):
+                if not self._members:
+                    broken = self._recruit()
+                    if broken:
+                        return "" if self._stop.is_set() else self._broken_off(broken, books)
+                self._give_out(books)
+                self._collect(books, deliver)
+            self._end(books, deliver)
+        return ""
+
+    def _broken_off(self, why: str, books: _Books) -> str:
+        lost = f"; {self._last_loss}" if self._last_loss else ""
+        return f"{why}{lost}: {len(books.pending)} points were not measured"
+
+    def _running(self) -> dict[Any, _Member]:
+        return {member.running: member for member in self._members if member.running is not None}
+
+    def _give_out(self, books: _Books) -> None:
+        """Items for whoever is free, longest idle first; a machine that measures has no second one measure beside."""
+        busy = {member.token for member in self._running().values()}
+        for member in sorted(self._members, key=lambda each: each.idle_since):
+            if not books.pending or member.running is not None or member.token in busy:
+                continue
+            item = next((each for each in books.pending if each.settings == member.settings), books.pending[0])
+            books.pending.remove(item)
+            books.tries[item.number] += 1
+            member.item, member.settings = item, item.settings
+            member.running = member.actor.measure.remote(item)
+            member.deadline = monotonic_ns() + int(self._longest_s(item) * 1e9)
+            busy.add(member.token)
+
+    def _longest_s(self, item: Item) -> float:
+        load, attempts = item.load, self._work.attempts if self._work is not None else 1
+        return attempts * (load.longest_warmup_s + load.longest_s + load.drain_s + _SLACK_S)
+
+    def _collect(self, books: _Books, deliver: Deliver) -> None:
+        running = self._running()
+        if not running:
+            return
+        ready, _ = self._ray.wait(list(running), timeout=_LOOK_S)
+        for reference in ready:
+            self._received(running[reference], books, deliver)
+        now = monotonic_ns()
+        for member in list(self._members):
+            if member.running is not None and now > member.deadline:
+                self._lost(member, f"node {member.node[:8]} did not answer", books, deliver)
+
+    def _received(self, member: _Member, books: _Books, deliver: Deliver) -> None:
+        item = member.item
+        assert item is not None, "it was given one"
+        try:
+            outcome, broken = self._ray.get(member.running)
+        except Exception as error:
+            why = f"node {member.node[:8]} was lost: {text_of(_cause(error)).strip().splitlines()[0]}"
+            self._lost(member, why, books, deliver)
+            return
+        if broken or outcome is None:
+            self._lost(member, f"the server on node {member.node[:8]} was lost: {broken}", books, deliver)
+            return
+        member.running = member.item = None
+        member.idle_since = monotonic_ns()
+        deliver(_noted(outcome, books.lost.get(item.number, [])))
+
+    def _lost(self, member: _Member, why: str, books: _Books, deliver: Deliver) -> None:
+        """A worker that is gone: what it was at is measured elsewhere, and says so."""
+        item = member.item
+        self._last_loss = why
+        self._drop(member)
+        if item is None:
+            return
+        books.lost.setdefault(item.number, []).append(why)
+        if books.tries[item.number] < TRIES:
+            books.pending.appendleft(item)
+            return
+        text = f"no worker lived to measure it, {TRIES} times: {why}"
+        deliver(Outcome(item, failed_point(self._serving.models[0], item.load, item.settings, text)))
+
+    def _end(self, books: _Books, deliver: Deliver) -> None:
+        """After a stop: what is being measured ends at once and is delivered as far as it came."""
+        running = self._running()
+        if not running:
+            return
+        for member in running.values():
+            with contextlib.suppress(Exception):
+                member.actor.stop.remote()
+        ready, _ = self._ray.wait(list(running), num_returns=len(running), timeout=_STOP_S)
+        for reference in ready:
+            with contextlib.suppress(Exception):  # it was lost at the same moment: there is nothing of it
+                outcome, _broken = self._ray.get(reference)
+                if outcome is not None:
+                    deliver(_noted(outcome, []))
+
+
+def _noted(outcome: Outcome, losses: Sequence[str]) -> Outcome:
+    if outcome.point is None or not losses:
+        return outcome
+    notes = (*outcome.point.notes, *(f"given out again: {why}" for why in losses))
+    return replace(outcome, point=replace(outcome.point, notes=notes))
+
+
+def _cause(error: Exception) -> Exception:
+    """What a worker raised, without Ray's wrapping."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error
+
+
+def _explained(error: Exception, node: str, serving: Serving) -> WorkbenchError:
+    """Why a node cannot measure, in words."""
+    if isinstance(error, WorkbenchError):
+        error.where = f"node {node[:8]}: {error.where}"
+        return error
+    text = str(error)
+    if "No module named 'workbench" in text or "ModuleNotFoundError" in text or "AttributeError" in text:
+        from workbench import __version__
+
+        return Unsupported(
+            "the node does not have this package, or another version of it",
+            where=f"node {node[:8]}: {text.strip().splitlines()[-1]}",
+            hint=f"install it there: pip install 'serving-workbench=={__version__}', or Ray(runtime_env=...)",
+        )
+    return Unsupported(
+        f"no worker could be started: {text.strip().splitlines()[0]}",
+        where=f"node {node[:8]}, serving {', '.join(serving.repositories)}",
+    )
+
+
+def _resources(nodes: Sequence[Mapping[str, Any]]) -> str:
+    parts = []
+    for node in nodes:
+        if node["Alive"]:
+            names = sorted(name for name in node["Resources"] if not name.startswith("node:"))
+            parts.append(f"node {node['NodeID'][:8]} has {', '.join(names) or 'none'}")
+    return "; ".join(parts) or "no node is alive"
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise Unsupported("Ray is not installed", hint="pip install 'serving-workbench[ray]'") from error
+    return ray

@@ -1,0 +1,101 @@
+"""A worker: serves the repository on its machine, measures the items that it is given, one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from workbench.distributed.serving import InputFile, Serving
+from workbench.errors import InvalidRequest
+from workbench.profiling.device import device_kind, device_token
+from workbench.profiling.executing import Bench, Deliver, Item, LocalExecutor, Outcome, Work
+from workbench.profiling.target import Configurable
+
+
+class WorkerExecutor(LocalExecutor):
+    """Measures at the server that this worker has started for it, and says so in each point's environment.
+
+    Args:
+        target: the server.
+        serving: what it serves.
+    """
+
+    def __init__(self, target: Configurable, serving: Serving) -> None:
+        super().__init__(target)
+        self._serving = serving
+
+    def run(self, items: Sequence[Item], known: Collection[str], deliver: Deliver) -> str:
+        """Measures the items in their order; see ``Executor``."""
+        return super().run(items, known, lambda outcome: deliver(_served(outcome, self._serving)))
+
+
+def _served(outcome: Outcome, serving: Serving, node: str = "") -> Outcome:
+    """The outcome with a word on what was served, by whom."""
+    point = outcome.point
+    if point is None or point.error:
+        return outcome
+    served = {"by": "its worker", "content": dict(serving.contents), **({"node": node} if node else {})}
+    return replace(outcome, point=replace(point, environment={**point.environment, "served": served}))
+
+
+class Worker:
+    """What runs on a node. ``stop`` may be called while ``measure`` runs; all else one after the other.
+
+    Args:
+        serving: what to serve, and how.
+        work: what all items share.
+        file: the file of inputs that ``work`` names, if it names one.
+        known: keys of points that are there already.
+        node: a name for this node in the points' environment; not the machine's.
+    """
+
+    def __init__(
+        self, serving: Serving, work: Work, file: InputFile | None, known: Collection[str], node: str = ""
+    ) -> None:
+        self._serving = serving
+        self._work = work
+        self._file = file
+        self._known = known
+        self._node = node
+        self._stop = threading.Event()
+        self._opened = contextlib.ExitStack()
+        self._bench: Bench | None = None
+
+    def open(self) -> dict[str, Any]:
+        """Serves; gives ``kind`` and ``token`` of the device (``profiling.device``).
+
+        Raises:
+            WorkbenchError: the repository is not here, holds something else, or cannot be served.
+        """
+        self._serving.check()
+        with contextlib.ExitStack() as opening:
+            work = self._work
+            if self._file is not None:
+                work = replace(work, inputs=self._file.put(opening.enter_context(tempfile.TemporaryDirectory())))
+            target = opening.enter_context(self._serving.open(self._serving))
+            holder = LocalExecutor(target)
+            holder.open(work, self._stop)
+            self._bench = Bench(target, work, self._known, self._stop)
+            opening.callback(self._bench.close)
+            self._opened = opening.pop_all()
+        return {"kind": device_kind(), "token": device_token()}
+
+    def measure(self, item: Item) -> tuple[Outcome | None, str]:
+        """Measures an item; the text says why nothing more can be measured here, empty while all is well."""
+        if self._bench is None:
+            raise InvalidRequest("this worker serves nothing yet", hint="open comes first")
+        outcome = self._bench.measure(item)
+        return outcome and _served(outcome, self._serving, self._node), self._bench.broken
+
+    def stop(self) -> None:
+        """Ends what is being measured at once."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Ends the server: its configuration goes with it."""
+        self._bench = None
+        self._opened.close()
