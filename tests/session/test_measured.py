@@ -17,7 +17,8 @@ from workbench.clock import sleep
 from workbench.errors import InvalidRequest, NotFound, NotReady, WorkbenchError
 from workbench.profiling import Load, Point, SweepResult
 from workbench.session.kernel import Engine
-from workbench.session.measuring import SessionTarget, loads_of
+from workbench.session.loads import loads_of
+from workbench.session.measuring import SessionTarget
 from workbench.session.remote import TritonServer, WorkbenchServer
 from workbench.session.server import Server
 

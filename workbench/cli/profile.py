@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 
+from workbench.cli.load_arguments import add_load_arguments, load_options
 from workbench.cli.targets import (
     POINT_HEADERS,
-    add_load_arguments,
     add_server_arguments,
-    load_options,
     open_server,
     point_cells,
+    print_classes,
     print_streams,
     say_reasons,
 )
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         from workbench.cli.tables import print_table
 
         print_table(POINT_HEADERS, [point_cells(point) for point in points], title=args.model)
+        print_classes(points)
         print_streams(points)
         say_reasons(points)
         print(f"run {result.run_id}")  # type: ignore[union-attr]

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.ending import terminated_as_interrupted
+from workbench.cli.load_arguments import add_load_arguments, load_options
 from workbench.cli.targets import (
     POINT_HEADERS,
-    add_load_arguments,
     add_server_arguments,
     grid_of,
-    load_options,
     open_server,
     point_cells,
     print_streams,

@@ -1,4 +1,4 @@
-"""Which server a verb works on, and the load it names: the options that several verbs share."""
+"""Which server a verb works on, what it sweeps, and how points are shown: what several verbs share."""
 
 from __future__ import annotations
 
@@ -64,82 +64,6 @@ def open_telling_server(args: argparse.Namespace) -> Server:
             if address.rstrip("/") in {str(info[key]).partition("://")[2] for key in ("http", "grpc")}:
                 return attach(info["name"])
     return open_server(args)
-
-
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    """perf_analyzer's names where perf_analyzer has them."""
-    parser.add_argument("--concurrency-range", metavar="S:E:STEP", help="closed loops from S to E")
-    parser.add_argument("--concurrency", metavar="N[,N...]", help="closed loops with that many clients")
-    parser.add_argument("--request-rate-range", metavar="S:E:STEP", help="open loops from S to E requests/s")
-    parser.add_argument("--rate", metavar="R[,R...]", help="open loops at that many requests/s")
-    parser.add_argument(
-        "--request-distribution", choices=["constant", "poisson"], default="poisson", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "-p", "--measurement-interval", type=float, metavar="MS", help="length of the measured window (default: 2500)"
-    )
-    parser.add_argument(
-        "-b", "--batch-size", type=int, default=1, metavar="ROWS", help="rows of a request (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--input-data",
-        metavar="FILE",
-        help="what to send, as perf_analyzer's (default: the model's example_inputs.json)",
-    )
-    parser.add_argument(
-        "--streaming",
-        action="store_true",
-        help="send to the endpoint that streams responses and stamp each of them (a decoupled model always)",
-    )
-    parser.add_argument(
-        "--warmup",
-        type=float,
-        default=0.5,
-        metavar="S",
-        help="seconds sent before and not counted (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--random-seed", type=int, default=1, metavar="SEED", help="of the arrivals and inputs (default: %(default)s)"
-    )
-
-
-def load_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments as ``sweep`` takes them."""
-    concurrency = [*_numbers(args.concurrency, int), *(int(v) for v in _range(args.concurrency_range))]
-    rate = [*_numbers(args.rate, float), *_range(args.request_rate_range)]
-    options: dict[str, Any] = {
-        "concurrency": concurrency or None,
-        "rate": rate or None,
-        "distribution": args.request_distribution,
-        "inputs": args.input_data,
-        "batch_size": args.batch_size,
-        "warmup_s": args.warmup,
-        "seed": args.random_seed,
-        "streaming": args.streaming,
-    }
-    if args.measurement_interval is not None:
-        options["duration_s"] = args.measurement_interval / 1000
-    return options
-
-
-def _numbers(text: str | None, kind: type[int] | type[float]) -> list[Any]:
-    if not text:
-        return []
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InvalidRequest(f"'{text}' is not a list of numbers", hint="write 1,4,16") from error
-
-
-def _range(text: str | None) -> list[float]:
-    """``start:end:step`` as perf_analyzer reads it; end and step may be left out."""
-    if not text:
-        return []
-    parts = _numbers(text.replace(":", ","), float)
-    start, end, step = parts[0], parts[1] if len(parts) > 1 else parts[0], parts[2] if len(parts) > 2 else 1
-    if len(parts) > 3 or step <= 0 or end < start:
-        raise InvalidRequest(f"'{text}' is not a range", hint="write START:END:STEP with END >= START and STEP > 0")
-    return [start + index * step for index in range(int((end - start) / step + 1e-9) + 1)]
 
 
 def grid_of(settings: list[str] | None) -> dict[str, list[Any]]:
@@ -233,6 +157,27 @@ def print_streams(points: Any, paths: Sequence[str] = ()) -> None:
     if rows:
         names = (*map(short_name, paths), "load", "responses/s", "a request", *heads)
         print_table(names, rows, title="responses")
+
+
+def print_classes(points: Any, paths: Sequence[str] = ()) -> None:
+    """Prints the table of the classes of requests, where a load had several.
+
+    Args:
+        points: of a sweep or profile.
+        paths: the settings that tell them apart.
+    """
+    from workbench.cli.tables import print_table
+    from workbench.profiling.settings import short_name
+
+    rows = []
+    for point in points:
+        settings = [json.dumps(point.settings.get(path)) for path in paths]
+        for name, of in point.classes.items():
+            figures = (of.throughput, of.p50_ms, of.p95_ms, of.p99_ms, of.n, of.failed)
+            rows.append((*settings, name, of.load, of.model or point.model, *figures))
+    if rows:
+        heads = ("class", "load", "model", "infer/s", "p50 ms", "p95 ms", "p99 ms", "n", "failed")
+        print_table((*map(short_name, paths), *heads), rows, title="classes")
 
 
 def say_reasons(points: Any) -> None:

@@ -134,6 +134,15 @@ class GrpcClient:
         settings = self._call("LogSettings", request).settings
         return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in settings.items()}
 
+    def register_system_shared_memory(self, name: str, key: str, byte_size: int) -> None:
+        """Tells the server of a region of this machine's shared memory, ``/dev/shm`` + key."""
+        request = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=0, byte_size=byte_size)
+        self._call("SystemSharedMemoryRegister", request)
+
+    def unregister_system_shared_memory(self, name: str) -> None:
+        """The server lets go of a region."""
+        self._call("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=name))
+
     def infer(self, request: InferenceRequest, timeout_s: float = INFER_TIMEOUT_S) -> InferenceResponse:
         """One inference; waits for the answer.
 

@@ -85,6 +85,15 @@ class HttpClient:
         found = self._json("POST", "/v2/logging", dict(changes)) if changes else self._get("/v2/logging")
         return dict(found)
 
+    def register_system_shared_memory(self, name: str, key: str, byte_size: int) -> None:
+        """Tells the server of a region of this machine's shared memory, ``/dev/shm`` + key."""
+        path = f"/v2/systemsharedmemory/region/{quote(name, safe='')}/register"
+        self._json("POST", path, {"key": key, "offset": 0, "byte_size": byte_size})
+
+    def unregister_system_shared_memory(self, name: str) -> None:
+        """The server lets go of a region."""
+        self._json("POST", f"/v2/systemsharedmemory/region/{quote(name, safe='')}/unregister", {})
+
     def infer(self, request: InferenceRequest, timeout_s: float = INFER_TIMEOUT_S) -> InferenceResponse:
         """One inference; waits for the answer.
 

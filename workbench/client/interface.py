@@ -65,6 +65,12 @@ class TritonClient(Protocol):
     def log_settings(self, changes: Mapping[str, bool | int | str] | None = None) -> dict[str, Any]:
         """Triton's log settings by name (``log_verbose_level``, ...), after some of them have been changed."""
 
+    def register_system_shared_memory(self, name: str, key: str, byte_size: int) -> None:
+        """Tells the server of a region of this machine's shared memory, ``/dev/shm`` + key."""
+
+    def unregister_system_shared_memory(self, name: str) -> None:
+        """The server lets go of a region."""
+
     def infer(self, request: InferenceRequest, timeout_s: float = INFER_TIMEOUT_S) -> InferenceResponse:
         """One inference; waits for the answer."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,10 +54,15 @@ class ClientSide:
 
 def counted_requests(samples: Samples, load: Load) -> NDArray[np.bool_]:
     """Which requests a point is about, by the rule of ``client_side``; failed ones are among them."""
+    if load.mix:
+        counted = np.zeros(len(samples.status), np.bool_)
+        for index, part in enumerate(load.parts):
+            counted |= (samples.class_of == index) & counted_requests(samples, part)
+        return counted
     begin, end = samples.window
     scheduled: NDArray[np.bool_] = samples.scheduled < end
     if load.kind == "open":
-        counted: NDArray[np.bool_] = scheduled & (samples.scheduled >= begin)
+        counted = scheduled & (samples.scheduled >= begin)
     else:
         counted = _ended(samples) | ((samples.done == 0) & scheduled)
     return counted
@@ -68,8 +74,11 @@ def _ended(samples: Samples) -> NDArray[np.bool_]:
     return ended
 
 
-def client_side(samples: Samples, load: Load, rows: int, stability: Stability = "interval") -> ClientSide:
-    """Evaluates the stamps of one load point; ``rows`` is the number of inferences in a request.
+def client_side(
+    samples: Samples, load: Load, rows: float | Sequence[float], stability: Stability = "interval"
+) -> ClientSide:
+    """Evaluates the stamps of one load point; ``rows`` is the number of inferences in a request, or in those of each
+    class.
 
     A closed loop counts the requests that *ended* in the window. An open loop counts those *scheduled* in it, answered
     whenever: leaving out what was still under way would hide the slowest. Throughput is of what ended in either case.
@@ -86,20 +95,23 @@ def client_side(samples: Samples, load: Load, rows: int, stability: Stability = 
     latency = np.sort(series)
     sent = np.sort((samples.done - samples.sent)[chosen] / 1e6)
     was_sent = counted & (samples.sent > 0)
+    if len(samples.held):
+        was_sent &= ~samples.held
     lag = np.sort((samples.sent - samples.scheduled)[was_sent] / 1e6)
     mean = mean_of_series(series)
     # A client that fails pauses: then throughput and latency are not tied to each other.
     clients = load.clients if bool((ok | ~counted).all()) else 0
-    throughput = throughput_of(samples.done[ended & ok], rows, begin, end, mean, clients)
+    each = _rows_of(samples, rows)
+    throughput = throughput_of(samples.done[ended & ok], each[ended & ok], begin, end, mean, clients)
     worth = worth_of(series, latency, 0.99)
     unstable: list[str] = []
     if not samples.stopped and len(series):
         if stability == "interval":
-            unstable = imprecise(throughput, mean, samples.seconds, closed=load.kind == "closed")
+            unstable = imprecise(throughput, mean, samples.seconds, closed=not load.has_open)
         else:
             answered = (samples.done - samples.scheduled)[ended & ok] / 1e6
             unstable = differs(samples.done[ended & ok], answered, begin, end)
-        unstable += _overload(samples, ended & ok, load, rows)
+        unstable += _overload(samples, ended & ok, load, each)
     law, complaint = _littles_law(samples, ended & ok)
     if complaint:
         unstable.append(complaint)
@@ -121,17 +133,27 @@ def client_side(samples: Samples, load: Load, rows: int, stability: Stability = 
     )
 
 
-def _overload(samples: Samples, ended: NDArray[np.bool_], load: Load, rows: int) -> list[str]:
+def _rows_of(samples: Samples, rows: float | Sequence[float]) -> NDArray[np.float64]:
+    if isinstance(rows, Sequence):
+        return np.array(rows, np.float64)[samples.class_of]
+    return np.full(len(samples.status), float(rows))
+
+
+def _overload(samples: Samples, ended: NDArray[np.bool_], load: Load, rows: NDArray[np.float64]) -> list[str]:
     """An open loop offers what the server does not give: nothing settles, whatever the intervals say."""
-    if load.kind == "closed":
-        return []
     begin, end = samples.window
-    done = int(ended.sum())
-    offered = int(((samples.scheduled >= begin) & (samples.scheduled < end)).sum())
-    if done >= 0.95 * offered - 3 * math.sqrt(offered):
-        return []
     seconds = (end - begin) / 1e9
-    return [f"overload: {offered * rows / seconds:.0f}/s were offered, {done * rows / seconds:.0f}/s answered"]
+    found = []
+    for index, part in enumerate(load.parts):
+        mine = samples.class_of == index if load.mix else np.ones(len(ended), np.bool_)
+        due = mine & (samples.scheduled >= begin) & (samples.scheduled < end)
+        done, offered = int((ended & mine).sum()), int(due.sum())
+        if part.kind == "closed" or done >= 0.95 * offered - 3 * math.sqrt(offered):
+            continue
+        name = f"{load.mix[index][0]}: " if load.mix else ""
+        asked, given = rows[due].sum() / seconds, rows[ended & mine].sum() / seconds
+        found.append(f"{name}overload: {asked:.0f}/s were offered, {given:.0f}/s answered")
+    return found
 
 
 def _littles_law(samples: Samples, ended: NDArray[np.bool_]) -> tuple[float, str]:

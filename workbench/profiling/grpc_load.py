@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -28,20 +28,16 @@ class GrpcTransport:
     def __init__(
         self,
         url: str,
-        messages: Sequence[bytes],
         recorder: Recorder,
         on_done: Callable[[int, str | None], None],
-        *,
-        streaming: bool = False,
     ) -> None:
-        self._streaming = streaming
         self.spare = 0
         self._target, self._tls = grpc_target(url)
-        self._messages = messages
         self._recorder = recorder
         self._on_done = on_done
         self._channels: list[Any] = []
         self._calls: list[Any] = []
+        self._streams: list[Any] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, connections: int) -> None:
@@ -62,26 +58,25 @@ class GrpcTransport:
                 await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
             except TimeoutError:
                 raise OSError(f"no gRPC server at {self._target} within {_CONNECT_S:g} s") from None
-            make, name = (
-                (channel.stream_stream, "ModelStreamInfer") if self._streaming else (channel.unary_unary, "ModelInfer")
-            )
-            self._calls.append(make(f"{SERVICE}/{name}", request_serializer=_same, response_deserializer=_same))
+            same: dict[str, Any] = {"request_serializer": _same, "response_deserializer": _same}
+            self._calls.append(channel.unary_unary(f"{SERVICE}/ModelInfer", **same))
+            self._streams.append(channel.stream_stream(f"{SERVICE}/ModelStreamInfer", **same))
 
-    def send(self, number: int, example: int) -> None:
+    def send(self, number: int, message: bytes, streaming: bool) -> None:
         """Sends a request."""
-        task = asyncio.get_running_loop().create_task(self._one(number, example))
+        task = asyncio.get_running_loop().create_task(self._one(number, message, streaming))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _one(self, number: int, example: int) -> None:
+    async def _one(self, number: int, message: bytes, streaming: bool) -> None:
         self._recorder.sent[number] = self._recorder.clock()
         error: str | None = None
-        call = self._calls[number % len(self._calls)]
+        channel = number % len(self._calls)
         try:
-            if self._streaming:
-                error = await self._stream(call, number, self._messages[example])
+            if streaming:
+                error = await self._stream(self._streams[channel], number, message)
             else:
-                await call(self._messages[example], timeout=_CALL_S)
+                await self._calls[channel](message, timeout=_CALL_S)
         except grpc.aio.AioRpcError as problem:
             error = problem.details() or problem.code().name
         except asyncio.CancelledError:

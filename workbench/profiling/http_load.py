@@ -1,7 +1,7 @@
 """Sending requests over HTTP as fast as Python can: one protocol object a connection, messages encoded beforehand.
 
-A load that streams posts to ``generate_stream``; each server-sent event is one response, stamped when its last byte is
-here. Events that come in one piece have the same stamp.
+A request that streams is posted to ``generate_stream``; each server-sent event is one response, stamped when its last
+byte is here. Events that come in one piece have the same stamp.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ def http_messages(url: str, path: str, requests: Sequence[tuple[dict[str, str], 
 class _Connection(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    __slots__ = ("body", "keep", "number", "owner", "parser", "transport")
+    __slots__ = ("body", "error", "events", "keep", "number", "owner", "parser", "streaming", "transport")
 
     def __init__(self, owner: HttpTransport) -> None:
         self.owner = owner
         self.number = -1
         self.body: list[bytes] | None = None
         self.keep = True
+        self.streaming = False
+        self.events = b""
+        self.error: str | None = None
         self.transport: Any = None
         self.parser = httptools.HttpResponseParser(self)
 
@@ -66,14 +69,26 @@ class _Connection(asyncio.Protocol):
         self.body = None if self.parser.get_status_code() == 200 else []
 
     def on_body(self, part: bytes) -> None:
-        if self.body is not None and sum(map(len, self.body)) < _MAX_ERROR_BODY:
-            self.body.append(part)
+        if self.body is not None:
+            if sum(map(len, self.body)) < _MAX_ERROR_BODY:
+                self.body.append(part)
+        elif self.streaming:
+            self._take_events(part)
+
+    def _take_events(self, part: bytes) -> None:
+        *events, self.events = (self.events + part).split(b"\n\n")
+        now = self.owner.recorder.clock()
+        for event in events:
+            if event.startswith(_ERROR_EVENT):
+                self.error = self.error or error_text(200, event)
+            elif event.startswith(_EVENT) and self.number >= 0:
+                self.owner.recorder.respond(self.number, now)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_keep_alive():
             self.keep = False
         status = self.parser.get_status_code()
-        error = None if status == 200 else error_text(status, b"".join(self.body or ()))
+        error = self.error if status == 200 else error_text(status, b"".join(self.body or ()))
         # The parser is inside a callback: the next response needs a fresh one only after upgrades, so it is kept.
         self._finish(error)
 
@@ -104,45 +119,11 @@ def error_text(status: int, body: bytes) -> str:
     return f"HTTP status {status}" + (f": {shown}" if shown else "")
 
 
-class _Streamed(_Connection):
-    """One connection whose answers are server-sent events."""
-
-    __slots__ = ("error", "events")
-
-    def __init__(self, owner: HttpTransport) -> None:
-        super().__init__(owner)
-        self.events = b""
-        self.error: str | None = None
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self.events, self.error = b"", None
-
-    def on_body(self, part: bytes) -> None:
-        super().on_body(part)
-        if self.body is not None:  # the status is that of an error
-            return
-        *events, self.events = (self.events + part).split(b"\n\n")
-        now = self.owner.recorder.clock()
-        for event in events:
-            if event.startswith(_ERROR_EVENT):
-                self.error = self.error or error_text(200, event)
-            elif event.startswith(_EVENT) and self.number >= 0:
-                self.owner.recorder.respond(self.number, now)
-
-    def _finish(self, error: str | None) -> None:
-        super()._finish(error or self.error)
-
-
 class HttpTransport:
     """A pool of connections that grows whenever a request finds none free."""
 
-    def __init__(
-        self, url: str, messages: Sequence[bytes], recorder: Recorder, on_done: OnDone, *, streaming: bool = False
-    ) -> None:
-        self._protocol = _Streamed if streaming else _Connection
+    def __init__(self, url: str, recorder: Recorder, on_done: OnDone) -> None:
         parts = urlsplit(url)
-        self.messages = messages
         self.recorder = recorder
         self.on_done = on_done
         self._host = parts.hostname or "127.0.0.1"
@@ -150,7 +131,7 @@ class HttpTransport:
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._free: list[_Connection] = []
         self._all: set[_Connection] = set()
-        self._waiting: deque[tuple[int, int]] = deque()
+        self._waiting: deque[tuple[int, bytes, bool]] = deque()
         self._opening = 0
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,23 +146,26 @@ class HttpTransport:
         await asyncio.wait_for(self._connect(), 10.0)
         await asyncio.gather(*(asyncio.wait_for(self._connect(), 10.0) for _ in range(connections - 1)))
 
-    def send(self, number: int, example: int) -> None:
-        """Sends request ``number`` with the body ``example``, at once if a connection is free."""
+    def send(self, number: int, message: bytes, streaming: bool) -> None:
+        """Sends request ``number``, at once if a connection is free."""
         while self._free:
             connection = self._free.pop()
             if connection.keep:
-                self._write(connection, number, example)
+                self._write(connection, number, message, streaming)
                 if len(self._free) + self._opening < self.spare:
                     self._grow()
                 return
-        self._waiting.append((number, example))
+        self._waiting.append((number, message, streaming))
         if self._opening < len(self._waiting):
             self._grow()
 
-    def _write(self, connection: _Connection, number: int, example: int) -> None:
+    def _write(self, connection: _Connection, number: int, message: bytes, streaming: bool) -> None:
         connection.number = number
+        connection.streaming = streaming
+        if streaming:
+            connection.events, connection.error = b"", None
         self.recorder.sent[number] = self.recorder.clock()
-        connection.transport.write(self.messages[example])
+        connection.transport.write(message)
 
     def released(self, connection: _Connection) -> None:
         """A connection is free again."""
@@ -219,7 +203,7 @@ class HttpTransport:
         except (OSError, TimeoutError) as error:
             await asyncio.sleep(_RETRY_S)
             if self._waiting and not self._closed:
-                number, _ = self._waiting.popleft()
+                number, _, _ = self._waiting.popleft()
                 self.on_done(
                     number, f"cannot connect to {self._host}:{self._port}: {str(error) or type(error).__name__}"
                 )
@@ -232,9 +216,7 @@ class HttpTransport:
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: self._protocol(self), self._host, self._port, ssl=self._ssl
-        )
+        _, connection = await loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._ssl)
         if self._closed:
             connection.transport.close()
             return

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from workbench.clock import Clock, monotonic_ns
-from workbench.profiling.load import Load, schedule
+from workbench.profiling.load import Load
 from workbench.profiling.recorder import Recorder
+from workbench.profiling.requests import Prepared
 from workbench.profiling.samples import Samples
+from workbench.profiling.sending import Client, Sender
 from workbench.profiling.target import InKernelTarget
-from workbench.protocol.tensors import InferenceRequest, InferenceResponse
+from workbench.protocol.tensors import InferenceResponse
 
 _Answer = tuple[int, int, str | None, bool]
 """A request's number, when, its error text, and whether it is the end of the request."""
@@ -29,7 +31,7 @@ class KernelLoad:
     def __init__(
         self,
         target: InKernelTarget,
-        requests: Sequence[InferenceRequest],
+        prepared: Prepared,
         load: Load,
         *,
         on_event: Callable[[dict[str, Any]], None],
@@ -37,26 +39,24 @@ class KernelLoad:
         clock: Clock = monotonic_ns,
     ) -> None:
         self._target = target
-        self._requests = requests
+        self._requests = prepared.requests
         self._load = load
         self._on_event = on_event
         self._stop = stop if stop is not None else threading.Event()
         self._clock = clock
         self._recorder = Recorder(clock)
         self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        self._later: list[int] = []
-        self._offsets = schedule(load).tolist() if load.kind == "open" else []
+        self._later: list[tuple[int, Client]] = []
+        self._sender = Sender(load, prepared.plan, self._recorder, self._transmit, ids_from=clock() // 1000)
+        self._offsets = self._sender.offsets
         self._next = 0
         self._start = 0
-        self._sending = True
 
     def run(self) -> Samples:
         """The whole point: warm-up, window, drain."""
         load, clock, recorder = self._load, self._clock, self._recorder
         self._start = clock()
-        if load.kind == "closed":
-            for _ in range(load.concurrency):
-                self._send(clock())
+        self._sender.begin(clock)
         warmth = self._warm_up()
         begin, answered = clock(), recorder.answered
         if load.warmup_s > 0:
@@ -74,7 +74,7 @@ class KernelLoad:
             if enough and recorder.known_well(begin, end, load.clients):
                 break
             self._until(min(longest, end + 2 * _TICK_NS))
-        self._sending = False
+        self._sender.finish(end)
         self._on_event({"event": "window_end", "start": begin, "end": end})
         drained = self._drain(end)
         samples = recorder.samples((begin, end), stopped=self._stop.is_set(), drained=drained, cpu_s=0.0)
@@ -85,20 +85,19 @@ class KernelLoad:
         load, clock, begin = self._load, self._clock, self._start
         longest = begin + int(load.longest_warmup_s * 1e9)
         self._until(begin + int(load.warmup_s * 1e9))
-        warm = load.warmup_s == 0
+        warm = load.warmup_s == 0 or bool(load.trace)  # a trace has no rate to settle at
         while not warm and not self._stop.is_set() and clock() < longest:
             warm = self._recorder.warm(begin)
             if not warm:
                 self._until(min(longest, clock() + 2 * _TICK_NS))
         return {"warm": warm or self._stop.is_set(), "warmup_s": (clock() - begin) / 1e9}
 
-    def _send(self, scheduled: int) -> None:
-        recorder = self._recorder
-        number = recorder.new(scheduled)
-        request = dataclasses.replace(self._requests[number % len(self._requests)])
-        answers, clock = self._answers, self._clock
+    def _transmit(self, number: int, message: int, streaming: bool, sequence_id: int) -> None:
+        request = replace(self._requests[message])
+        if sequence_id:
+            request.sequence_id = str(sequence_id) if isinstance(request.sequence_id, str) else sequence_id
+        recorder, answers, clock = self._recorder, self._answers, self._clock
         first_error: list[str] = []
-        streaming = self._load.streaming
 
         def on_response(response: InferenceResponse) -> None:
             if response.error is not None:
@@ -129,11 +128,10 @@ class KernelLoad:
 
     def _send_due(self, now: int, wake: int) -> int:
         """Sends what is due and gives the time of what comes next, ``wake`` at the latest."""
-        while self._later and self._later[0] <= now:
-            self._later.pop(0)
-            self._send(now)
+        while self._later and self._later[0][0] <= now:
+            self._sender.go_on(self._later.pop(0)[1], now)
         if self._later:
-            wake = min(wake, self._later[0])
+            wake = min(wake, self._later[0][0])
         while self._next < len(self._offsets):
             due: int = self._start + self._offsets[self._next]
             if due > self._clock():
@@ -141,9 +139,9 @@ class KernelLoad:
             self._next += 1
             if self._recorder.in_flight >= self._load.max_in_flight:
                 text = f"not sent: {self._load.max_in_flight} requests were under way already"
-                self._recorder.finish(self._recorder.new(due), text)
+                self._sender.refuse(self._next - 1, due, text)
             else:
-                self._send(due)
+                self._sender.arrive(self._next - 1, due)
         return wake
 
     def _take(self, answer: _Answer) -> None:
@@ -154,15 +152,20 @@ class KernelLoad:
         if not self._recorder.finish(number, error):
             return
         self._recorder.done[number] = done
-        if self._sending and self._load.kind == "closed":
-            if error is None:
-                self._send(done)
-            else:  # as over HTTP: a client that failed pauses for a moment
-                self._later.append(self._clock() + _PAUSE_NS)
+        client = self._sender.ended(number, error is None)
+        if client is None:
+            return
+        if error is None:
+            self._sender.go_on(client, done)
+        else:  # as over HTTP: a client that failed pauses for a moment
+            self._later.append((self._clock() + _PAUSE_NS, client))
 
     def _drain(self, end: int) -> bool:
         deadline = end + int(self._load.drain_s * 1e9)
-        while self._recorder.in_flight and not self._stop.is_set() and self._clock() < deadline:
+        while (self._recorder.in_flight or self._later) and not self._stop.is_set() and self._clock() < deadline:
+            now = self._clock()
+            while self._later and self._later[0][0] <= now:
+                self._sender.go_on(self._later.pop(0)[1], now)
             try:
                 self._take(self._answers.get(timeout=0.05))
             except queue.Empty:

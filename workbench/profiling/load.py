@@ -1,19 +1,25 @@
-"""What is sent: closed and open loops, and the seeded schedule of an open one."""
+"""What is sent: closed and open loops, replayed traces, and several classes of requests at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import InvalidRequest
+from workbench.profiling.arrivals import arrivals
 
-Kind = Literal["closed", "open"]
-Distribution = Literal["constant", "poisson"]
+if TYPE_CHECKING:
+    from workbench.profiling.trace import Trace
+    from workbench.profiling.trace_files import HasTrace
 
+Kind = Literal["closed", "open", "mixed"]
+Distribution = Literal["constant", "poisson", "gamma", "bursty", "trace"]
+SharedMemory = Literal["none", "system"]
 
 MAX_CONCURRENCY = 16384
 """Clients of a closed loop, each with a connection of its own: ports and descriptors end not far above."""
@@ -27,17 +33,28 @@ class Load:
     """One load point.
 
     A *closed* loop keeps ``concurrency`` requests under way: each client sends its next request when it has its answer.
-    An *open* loop sends at ``rate`` requests/s whatever the server does, spaced as ``distribution`` says.
+    An *open* loop sends at ``rate`` requests/s whatever the server does, spaced as ``distribution`` says: ``constant``,
+    ``poisson``, ``gamma`` (of coefficient of variation ``cv``), ``bursty`` (bursts of ``burst_factor`` × rate that last
+    ``burst_s`` on average), or as a ``trace`` has it, at ``factor`` times its speed. A *mixed* load (``Load.classes``)
+    is several of these at once.
 
     ``warmup_s`` is sent before and not counted; and longer (up to ``max_warmup_s``, 0: ten times ``warmup_s``) until
     throughput and latency have settled. The measured window lasts ``duration_s``, and longer (up to ``max_duration_s``,
     0: twice ``duration_s``) while fewer than ``min_requests`` have been answered in it or the intervals of throughput
     and mean latency are wider than 10 %. With the defaults a point that settles takes about 3 s, so a sweep of 12
-    points stays under a minute. ``batch_size`` is the number of rows
+    points stays under a minute. A trace has a warm-up of ``warmup_s`` exactly, and a window of its own length.
+    ``batch_size`` is the number of rows
     of one request. After the window answers are awaited for up to ``drain_s``. An open loop holds at most
     ``max_in_flight`` requests; what would exceed that is counted as failed. ``streaming`` sends to the endpoint that
     gives any number of responses to a request and stamps each of them; a decoupled model is measured so anyway.
     ``generators`` processes send it together: they divide its clients or its arrivals, and their stamps are merged.
+
+    Requests go to ``model`` (empty: the one that is measured) with ``priority``, ``timeout_s`` and further
+    ``parameters``; ``inputs`` names a file of inputs of their own. To a model with a sequence batcher go sequences:
+    each has a correlation id, a start and an end flag, and one request under way at a time. A sequence is one stream
+    of the inputs where they have several, else ``sequence_length`` requests (0: 20), give or take the share
+    ``sequence_length_variation``. A closed loop has one for each client, an open loop ``sequences`` at once.
+    ``shared_memory`` ``system`` hands tensors over in shared memory, with ``output_bytes`` of room for each output.
 
     Raises:
         InvalidRequest: a value that makes no sense.
@@ -58,12 +75,32 @@ class Load:
     max_in_flight: int = 4096
     streaming: bool = False
     generators: int = 1
+    cv: float = 2.0
+    burst_factor: float = 5.0
+    burst_s: float = 0.1
+    trace: str = ""
+    trace_sha256: str = ""
+    factor: float = 1.0
+    model: str = ""
+    priority: int = 0
+    timeout_s: float = 0.0
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    inputs: str = ""
+    sequence_length: int = 0
+    sequence_length_variation: float = 0.0
+    sequences: int = 4
+    shared_memory: SharedMemory = "none"
+    output_bytes: int = 102_400
+    mix: tuple[tuple[str, Load], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("closed", "open"):
-            raise InvalidRequest(f"load kind must be 'closed' or 'open', got {self.kind!r}")
-        if self.distribution not in ("constant", "poisson"):
-            raise InvalidRequest(f"distribution must be 'constant' or 'poisson', got {self.distribution!r}")
+        if self.kind not in get_args(Kind):
+            raise InvalidRequest(f"load kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        if self.distribution not in get_args(Distribution):
+            names = ", ".join(get_args(Distribution))
+            raise InvalidRequest(f"distribution must be one of {names}, got {self.distribution!r}")
+        if self.shared_memory not in get_args(SharedMemory):
+            raise InvalidRequest(f"shared_memory must be 'none' or 'system', got {self.shared_memory!r}")
         if self.kind == "closed" and not 1 <= self.concurrency <= MAX_CONCURRENCY:
             raise InvalidRequest(f"concurrency must be from 1 to {MAX_CONCURRENCY}, got {self.concurrency}")
         if self.kind == "open" and not self.rate > 0:
@@ -76,6 +113,20 @@ class Load:
             raise InvalidRequest(f"{self.generators} generators cannot divide {self.concurrency} clients")
         if self.kind == "open" and self.rate * (self.longest_warmup_s + self.longest_s) > 50_000_000:
             raise InvalidRequest("more than 50 million requests in one load point")
+        if not self.cv > 0 or not self.burst_factor > 1 or not self.burst_s > 0 or not self.factor > 0:
+            raise InvalidRequest("cv, burst_s and factor must be positive, burst_factor above 1")
+        if self.priority < 0 or self.timeout_s < 0 or self.output_bytes < 1:
+            raise InvalidRequest("priority and timeout_s must not be negative, output_bytes must be positive")
+        if self.sequence_length < 0 or not 0 <= self.sequence_length_variation < 1 or self.sequences < 1:
+            raise InvalidRequest(
+                "sequence_length must not be negative, sequence_length_variation from 0 to below 1, sequences positive"
+            )
+        if (self.kind == "mixed") != bool(self.mix):
+            raise InvalidRequest("a mixed load has classes, and no other has", hint="Load.classes({...})")
+        if self.distribution == "trace" and not self.trace:
+            raise InvalidRequest("a replay needs a trace", hint="Load.replay(FILE)")
+        if self.generators > 1 and (self.mix or self.trace):
+            raise InvalidRequest("several generators send neither a mixed load nor a replay", hint="generators=1")
 
     @classmethod
     def closed(cls, concurrency: int, **options: Any) -> Load:
@@ -87,57 +138,196 @@ class Load:
         """An open loop of ``rate`` requests/s."""
         return cls(kind="open", rate=rate, distribution=distribution, **options)
 
+    @classmethod
+    def replay(cls, trace: Trace | HasTrace | str | Path, factor: float = 1.0, **options: Any) -> Load:
+        """Traffic again, ``factor`` times as fast: a capture, a ``Trace``, or a file of one, of Triton's or of
+        perf_analyzer's (``read_trace``).
+
+        It is replayed once where ``duration_s`` does not say otherwise. Requests go where they went, or all to
+        ``model``. A trace that has no file yet is saved under ``runs/traces``.
+
+        Raises:
+            NotFound: there is no such file.
+            InvalidRequest: it cannot be read.
+        """
+        from workbench.profiling.trace_files import kept
+
+        path, digest, read = kept(trace)
+        if not factor > 0:
+            raise InvalidRequest(f"factor must be above 0, got {factor}")
+        return cls(
+            kind="open",
+            distribution="trace",
+            rate=len(read) / read.length_s * factor,
+            factor=factor,
+            trace=str(path),
+            trace_sha256=digest,
+            **{"duration_s": read.length_s / factor, **options},
+        )
+
+    @classmethod
+    def classes(
+        cls, classes: Mapping[str, Load | Mapping[str, Any]], *, concurrency: int = 0, rate: float = 0.0, **options: Any
+    ) -> Load:
+        """Several classes of requests at once, with figures of each beside the total.
+
+        ``Load.classes({"interactive": Load.open(200, priority=1), "bulk": Load.closed(4, batch_size=16)})``; or shares
+        of one total: ``Load.classes({"short": {"share": 3}, "long": {"share": 1, "inputs": "long.json"}}, rate=100)``.
+
+        Args:
+            classes: by name, each its own load; or the options of one, with its ``concurrency``, its ``rate``, or its
+                ``share`` of the total.
+            concurrency: clients in all, of which each class with a share gets its part, at least one.
+            rate: requests/s in all, likewise.
+            options: of the whole: ``duration_s``, ``warmup_s``, ``seed``, ...
+
+        Raises:
+            InvalidRequest: no classes, shares without a total, or one that says what only the whole can.
+        """
+        if not classes:
+            raise InvalidRequest("a mixed load needs classes", hint='Load.classes({"a": Load.closed(4)})')
+        classes = {name: _whole_of(part) for name, part in classes.items()}
+        shared = [name for name, part in classes.items() if not isinstance(part, Load)]
+        given = {name: _with_share(name, classes[name]) for name in shared}
+        if shared and bool(concurrency) == bool(rate):
+            raise InvalidRequest(
+                f"the shares of {', '.join(shared)} need a total", hint="give either concurrency=N or rate=R"
+            )
+        parts = _divide({name: share for name, (share, _) in given.items()}, concurrency, rate)
+        whole = cls(**options)
+        mix = []
+        for index, (name, part) in enumerate(classes.items()):
+            load = part if isinstance(part, Load) else cls(**{**parts[name], **given[name][1]})
+            mix.append((str(name), _inside(str(name), load, whole, index)))
+        return replace(whole, kind="mixed", mix=tuple(mix))
+
     @property
     def clients(self) -> int:
-        """Of a closed loop; 0 for an open one."""
+        """Of a closed loop, or of classes that are all closed loops; 0 where there is an open one."""
+        if self.kind == "mixed":
+            counts = [part.clients for _, part in self.mix]
+            return sum(counts) if all(counts) else 0
         return self.concurrency if self.kind == "closed" else 0
+
+    @property
+    def parts(self) -> tuple[Load, ...]:
+        """The loads of its classes; of any other load itself."""
+        return tuple(part for _, part in self.mix) or (self,)
+
+    @property
+    def has_open(self) -> bool:
+        """Whether requests are sent whatever the server does, in one class at least."""
+        return self.kind == "open" or any(part.kind == "open" for _, part in self.mix)
 
     @property
     def longest_warmup_s(self) -> float:
         """How long the warm-up may become."""
+        if self.trace:
+            return self.warmup_s
         return max(self.warmup_s, self.max_warmup_s or 10 * self.warmup_s)
 
     @property
     def longest_s(self) -> float:
         """How long the measured window may become."""
-        return max(self.duration_s, self.max_duration_s or 2 * self.duration_s)
+        return max(self.duration_s, self.max_duration_s or (1 if self.trace else 2) * self.duration_s)
 
     @property
     def label(self) -> str:
         """Short text for tables and axes."""
+        if self.kind == "mixed":
+            return " + ".join(f"{name} {part.label}" for name, part in self.mix)
         rows = "" if self.batch_size == 1 else f" × {self.batch_size} rows"
+        rows += f" priority {self.priority}" if self.priority else ""
+        rows += " in shared memory" if self.shared_memory != "none" else ""
         if self.kind == "closed":
             return f"concurrency {self.concurrency}{rows}"
-        return f"{self.rate:g}/s {self.distribution}{rows}"
+        if self.distribution == "trace":
+            return f"trace {Path(self.trace).name.removesuffix('.trace.npz')} × {self.factor:g}{rows}"
+        shape = {"gamma": f" cv {self.cv:g}", "bursty": f" × {self.burst_factor:g}"}.get(self.distribution, "")
+        return f"{self.rate:g}/s {self.distribution}{shape}{rows}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary for JSON."""
-        return asdict(self)
+        """As a dictionary for JSON; options that came later only where they are not at their defaults."""
+        out = asdict(self)
+        for item in fields(self)[_FIRST_OPTION:]:
+            if out[item.name] == _DEFAULTS[item.name]:
+                del out[item.name]
+        if self.mix:
+            out["mix"] = [[name, part.to_json()] for name, part in self.mix]
+        return out
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Load:
         """Reads what ``to_json`` gave."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: item for name, item in value.items() if name in known})
+        known = {item.name for item in fields(cls)}
+        given = {name: item for name, item in value.items() if name in known}
+        if "mix" in given:
+            given["mix"] = tuple((str(name), cls.from_json(part)) for name, part in given["mix"])
+        return cls(**given)
+
+
+_FIRST_OPTION = [item.name for item in fields(Load)].index("generators") + 1
+_DEFAULTS = asdict(Load())
+_OF_THE_WHOLE = (
+    "duration_s", "warmup_s", "seed", "min_requests", "max_duration_s", "max_warmup_s", "drain_s", "max_in_flight",
+    "generators", "shared_memory", "output_bytes",
+)  # fmt: skip
+
+
+def _whole_of(part: Any) -> Any:
+    """Options that say how much is a load; those with a share stay what they are."""
+    if isinstance(part, Mapping) and "share" not in part and ("rate" in part or "concurrency" in part):
+        return Load(kind="open" if "rate" in part else "closed", **part)
+    return part
+
+
+def _with_share(name: str, part: Any) -> tuple[float, dict[str, Any]]:
+    if not isinstance(part, Mapping) or "share" not in part:
+        raise InvalidRequest(
+            f"class '{name}' says neither how much is sent nor its share",
+            hint='write Load.closed(4), {"rate": 100, "priority": 1}, or {"share": 3} of the total',
+        )
+    share = float(part["share"])
+    if not share > 0:
+        raise InvalidRequest(f"the share of class '{name}' must be above 0, got {part['share']}")
+    return share, {key: value for key, value in part.items() if key != "share"}
+
+
+def _divide(shares: Mapping[str, float], concurrency: int, rate: float) -> dict[str, dict[str, Any]]:
+    """Each class's part of the total; of clients whole ones, by largest remainders, at least one."""
+    whole = sum(shares.values())
+    if rate:
+        return {name: {"kind": "open", "rate": rate * share / whole} for name, share in shares.items()}
+    if shares and concurrency < len(shares):
+        raise InvalidRequest(f"{concurrency} clients cannot be divided among {len(shares)} classes")
+    exact = {name: 1 + (concurrency - len(shares)) * share / whole for name, share in shares.items()}
+    if all(concurrency * share / whole >= 1 for share in shares.values()):
+        exact = {name: concurrency * share / whole for name, share in shares.items()}
+    counts = {name: int(part) for name, part in exact.items()}
+    for name in sorted(exact, key=lambda name: counts[name] - exact[name])[: concurrency - sum(counts.values())]:
+        counts[name] += 1
+    return {name: {"kind": "closed", "concurrency": count} for name, count in counts.items()}
+
+
+def _inside(name: str, part: Load, whole: Load, index: int) -> Load:
+    """A class with what the whole load says; each has arrivals of its own."""
+    if part.mix or part.trace:
+        raise InvalidRequest(f"class '{name}' can be neither a mixed load nor a replay")
+    said = [option for option in _OF_THE_WHOLE if getattr(part, option) != _DEFAULTS[option]]
+    if said and any(getattr(part, option) != getattr(whole, option) for option in said if option != "seed"):
+        raise InvalidRequest(
+            f"class '{name}' sets {', '.join(said)}, which is the whole load's to say",
+            hint=f"Load.classes({{...}}, {said[0]}=...)",
+        )
+    common = {option: getattr(whole, option) for option in _OF_THE_WHOLE if option != "generators"}
+    seed = int(np.random.SeedSequence([whole.seed, index]).generate_state(1)[0])
+    return replace(part, **{**common, "seed": seed})
 
 
 def schedule(load: Load) -> NDArray[np.int64]:
-    """When an open loop sends, in nanoseconds from its start: the longest warm-up and the longest window.
+    """When the open loops of a load send, in nanoseconds from its start: the longest warm-up and the longest window.
 
     The same load gives the same schedule, so all configurations of a sweep see the same arrivals: whenever the warm-up
-    ends, the window's begin at ``longest_warmup_s``.
+    ends, the window's begin at ``longest_warmup_s``. Empty for a closed loop.
     """
-    length_s = load.longest_warmup_s + load.longest_s
-    if load.distribution == "constant":
-        count = int(np.ceil(length_s * load.rate))
-        return (np.arange(count) * (1e9 / load.rate)).astype(np.int64)
-    rng = np.random.Generator(np.random.PCG64(load.seed))
-    parts: list[NDArray[np.float64]] = []
-    last = 0.0
-    while last < length_s:
-        gaps = rng.exponential(1.0 / load.rate, size=4096)
-        times = last + np.cumsum(gaps)
-        parts.append(times)
-        last = float(times[-1])
-    times = np.concatenate(parts)
-    return (times[times < length_s] * 1e9).astype(np.int64)
+    return arrivals(load)[0]

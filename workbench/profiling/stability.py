@@ -76,7 +76,9 @@ def warm(done: _Stamps, latency_ms: NDArray[np.float64], begin: int, now: int) -
     return parts.throughput <= max(SHARE, chance) and parts.latency <= max(SHARE, chance * parts.varies)
 
 
-def throughput_of(done: _Stamps, rows: int, begin: int, end: int, mean: Estimate, clients: int = 0) -> Estimate:
+def throughput_of(
+    done: _Stamps, rows: float | NDArray[np.float64], begin: int, end: int, mean: Estimate, clients: int = 0
+) -> Estimate:
     """Rows per second of the answers that ended in a window, with its interval.
 
     It comes from the counts in ten parts of the window. In a closed loop a part may be shorter than a request, and
@@ -86,17 +88,20 @@ def throughput_of(done: _Stamps, rows: int, begin: int, end: int, mean: Estimate
 
     Args:
         done: when requests were answered, ns.
-        rows: of one request.
+        rows: of one request, or of each.
         begin: of the window, ns.
         end: of the window, ns.
         mean: the mean latency.
         clients: of a closed loop; 0 for an open one.
     """
     seconds = max((end - begin) / 1e9, 1e-9)
-    ended = np.sort(done[(done >= begin) & (done < end)])
-    per_part = np.diff(np.searchsorted(ended, np.linspace(begin, end, PARTS + 1))) * (rows * PARTS / seconds)
-    spread = mean_of(per_part.astype(np.float64))
-    value = len(ended) * rows / seconds
+    inside = np.flatnonzero((done >= begin) & (done < end))
+    order = inside[np.argsort(done[inside], kind="stable")]
+    ended = done[order]
+    each = np.broadcast_to(np.asarray(rows, np.float64), done.shape)[order]
+    until = np.concatenate(([0.0], np.cumsum(each)))[np.searchsorted(ended, np.linspace(begin, end, PARTS + 1))]
+    spread = mean_of(np.diff(until) * (PARTS / seconds))
+    value = float(each.sum()) / seconds
     low, high = max(0.0, spread.low), spread.high
     if clients and len(ended) and not math.isnan(mean.share):
         half = value * math.hypot(mean.share, _EDGES * clients / len(ended))

@@ -110,15 +110,7 @@ def encode_request(request: InferenceRequest, *, binary: bool = True) -> tuple[d
     head: dict[str, Any] = {}
     if request.id:
         head["id"] = request.id
-    parameters: dict[str, Any] = dict(request.parameters)
-    if request.sequence_id not in (0, ""):
-        parameters["sequence_id"] = request.sequence_id
-        parameters["sequence_start"] = request.sequence_start
-        parameters["sequence_end"] = request.sequence_end
-    if request.priority:
-        parameters["priority"] = request.priority
-    if request.timeout:
-        parameters["timeout"] = request.timeout
+    parameters = said_parameters(request)
     if binary and not request.outputs:
         parameters.setdefault("binary_data_output", True)
     if parameters:
@@ -138,6 +130,20 @@ def encode_request(request: InferenceRequest, *, binary: bool = True) -> tuple[d
     if len(buffers) == 1 and not any("parameters" in entry for entry in inputs):
         return {"Content-Type": "application/json"}, buffers
     return {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(text))}, buffers
+
+
+def said_parameters(request: InferenceRequest) -> dict[str, Any]:
+    """A request's parameters as JSON has them, with those that are fields of their own here."""
+    parameters: dict[str, Any] = dict(request.parameters)
+    if request.sequence_id not in (0, ""):
+        parameters["sequence_id"] = request.sequence_id
+        parameters["sequence_start"] = request.sequence_start
+        parameters["sequence_end"] = request.sequence_end
+    if request.priority:
+        parameters["priority"] = request.priority
+    if request.timeout:
+        parameters["timeout"] = request.timeout
+    return parameters
 
 
 def _encode_output(output: RequestedOutput, binary: bool) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def load_example_inputs(
     if source == "data" and not rows:
         raise file.fail("data", "there are no literal examples", 'add entries to "data" or draw from the ranges')
     if rows and source != "ranges":
-        return list(itertools.islice(_take(rows, seed, batch_size), max(count, 0)))
+        return list(itertools.islice(take(rows, seed, batch_size), max(count, 0)))
     generators = (np.random.default_rng([seed, i]) for i in range(max(count, 0)))
     requests = (draw(specs, file.ranges, rng, batch_size, file.fail) for rng in generators)
     return [{name: _frozen(array) for name, array in request.items()} for request in requests]
@@ -219,7 +219,7 @@ def _entry(file: _File, place: str, entry: Any, specs: Sequence[InputTensor]) ->
 # Taking literal examples ------------------------------------------------------------------------------------------
 
 
-def _take(rows: Sequence[Example], seed: int, batch_size: int) -> Iterator[Example]:
+def take(rows: Sequence[Example], seed: int, batch_size: int) -> Iterator[Example]:
     """Requests without end: all rows in a seeded order, then in another; a batch is filled up with equal shapes."""
     groups: dict[Any, list[int]] = {}
     keys = [tuple((name, array.shape) for name, array in row.items()) for row in rows]

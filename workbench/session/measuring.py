@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from numbers import Real
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,6 @@ from workbench.export import ExportResult, ModelToExport, export_repository
 from workbench.profiling import (
     ABOptions,
     ABResult,
-    Load,
     MeasureOptions,
     Measurer,
     Point,
@@ -39,6 +36,7 @@ from workbench.records.runs import RunStore
 from workbench.session.given import as_edits
 from workbench.session.hints import explain
 from workbench.session.journal import JournalDesk
+from workbench.session.loads import loads_of
 from workbench.session.pipelines import composing_models, with_composing
 from workbench.session.remote import TritonServer, WorkbenchServer
 
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from workbench.session.state import SessionState
 
 _NOT_OF_ENSEMBLES = ("instance_group", "dynamic_batching", "sequence_batching", "model_warmup", "optimization")
-_LOAD_FIELDS = {item.name for item in fields(Load)} - {"kind", "concurrency", "rate", "distribution"}
 
 
 class SessionTarget:
@@ -169,60 +166,19 @@ def _desk(server: Server) -> Desk:
     raise Unsupported(f"a {type(server).__name__} cannot be swept")
 
 
-def loads_of(
-    concurrency: int | Sequence[int] | None, rate: float | Sequence[float] | None, options: Mapping[str, Any]
-) -> list[Load]:
-    """The loads that the verbs' arguments name; concurrency 1 when none is named.
-
-    Raises:
-        InvalidRequest: values that make no sense, an option that a load does not have.
-    """
-    unknown = set(options) - _LOAD_FIELDS - {"distribution"}
-    if unknown:
-        raise InvalidRequest(
-            f"unknown option {', '.join(sorted(unknown))}",
-            hint=f"there are {', '.join(sorted(_LOAD_FIELDS | {'distribution'}))}",
-        )
-    common = {name: value for name, value in options.items() if name != "distribution"}
-    closed = _numbers("concurrency", concurrency, int)
-    opened = _numbers("rate", rate, float)
-    if not closed and not opened:
-        closed = [1]
-    distribution = options.get("distribution", "poisson")
-    loads = [Load.closed(int(value), **common) for value in closed]
-    return loads + [Load.open(value, distribution, **common) for value in opened]
-
-
-def _numbers(name: str, given: Any, kind: type[int] | type[float]) -> list[Any]:
-    """One number or several (also numpy's) as a list.
-
-    Raises:
-        InvalidRequest: something else.
-    """
-    if given is None:
-        return []
-    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    for value in values:
-        if not isinstance(value, Real) or (kind is int and not float(value).is_integer()):
-            raise InvalidRequest(
-                f"{name} must be {'whole numbers' if kind is int else 'numbers'}, got {value!r:.80}",
-                hint=f"write {name}=8 or {name}=[1, 8]",
-            )
-    return [kind(value) for value in values]
-
-
 def profile(
     server: Server,
     model: str,
     *,
     concurrency: int | None,
     rate: float | None,
+    load: Any = None,
     inputs: Any = None,
     measure: MeasureOptions | None = None,
     **options: Any,
 ) -> Point:
     """Measures one load point; see ``Server.profile``."""
-    loads = loads_of(concurrency, rate, options)
+    loads = loads_of(concurrency, rate, options, load)
     if len(loads) != 1:
         raise InvalidRequest(
             "profile measures one load point",
@@ -243,6 +199,7 @@ def ab(
     *,
     concurrency: int | None = None,
     rate: float | None = None,
+    load: Any = None,
     against: str = "",
     inputs: Any = None,
     pairs: int = 6,
@@ -256,7 +213,8 @@ def ab(
     **options: Any,
 ) -> ABResult:
     """Compares two configurations in interleaved blocks; see ``Server.ab``."""
-    loads = loads_of(concurrency, rate, {"duration_s": 1.0, "warmup_s": 0.2, "seed": seed, **options})
+    of_blocks = {"duration_s": 1.0, "warmup_s": 0.2, "seed": seed, **options} if load is None else options
+    loads = loads_of(concurrency, rate, of_blocks, load)
     if len(loads) != 1:
         raise InvalidRequest("ab compares at one load", hint="give concurrency or rate")
     first, second = _one(server, model, a), _one(server, against or model, b)
@@ -290,6 +248,7 @@ def sweep(
     wait: bool = True,
     concurrency: int | Sequence[int] | None = None,
     rate: float | Sequence[float] | None = None,
+    load: Any = None,
     inputs: Any = None,
     store: RunStore | str | Path | None = "runs",
     title: str = "",
@@ -316,6 +275,7 @@ def sweep(
         wait: False gives a started ``SweepJob``.
         concurrency: closed loops: one number or several.
         rate: open loops, requests/s: one number or several.
+        load: a ``Load`` or several, in place of the two; what ``Load.replay`` takes is replayed as it came.
         inputs: what to send; None takes the model's example inputs.
         store: the directory of the run store; None stores nothing.
         title: what a person calls the run.
@@ -341,7 +301,7 @@ def sweep(
     from workbench.session.sharding import executor_of
 
     target = SessionTarget(server)
-    loads = loads_of(concurrency, rate, options)
+    loads = loads_of(concurrency, rate, options, load)
     grid = checked_grid(server, model, grid)
     where = executor_of(executor, server, model)
     runs = RunStore(store) if isinstance(store, str | Path) else store

@@ -301,24 +301,32 @@ class Server(TellingServer):
         return None
 
     def profile(
-        self, model: str, *, concurrency: int | None = None, rate: float | None = None, **options: Any
+        self,
+        model: str,
+        load: Any = None,
+        *,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        **options: Any,
     ) -> Point:
         """Measures one load point: a closed loop of ``concurrency`` clients, or an open loop of ``rate`` requests/s.
 
-        Its requests name no priority, timeout or sequence; load of that kind comes from a client of your own.
-
         Args:
             model: what to ask.
+            load: any ``Load`` in their place: ``wb.Load.classes({...})`` for several classes of requests at once,
+                ``wb.Load.replay(FILE, factor=2)`` for recorded traffic; a capture or trace is replayed as it came.
             concurrency: clients of a closed loop.
             rate: requests/s of an open loop.
-            options: ``inputs`` (what to send: arrays by name, several such, or a file as perf_analyzer's --input-data;
-                by default the model's example inputs), ``duration_s``, ``warmup_s``,
-                ``batch_size``, ``seed``, ``distribution`` (``poisson`` or ``constant``) and the rest of ``Load``;
+            options: ``inputs`` (what to send: arrays by name, several such, a pandas DataFrame, a file as
+                perf_analyzer's --input-data, ``.csv``, ``.parquet``, ``.npy``, ``.npz``, a directory of raw files, a
+                trace; of a load of several classes also these by class; by default the model's example inputs),
+                ``duration_s``, ``warmup_s``, ``batch_size``, ``seed``, ``distribution`` (``poisson``, ``constant``,
+                ``gamma``, ``bursty``), ``priority``, ``sequence_length``, ``shared_memory`` and the rest of ``Load``;
                 ``measure`` (``profiling.MeasureOptions``: how strictly it is judged).
         """
         from workbench.session.measuring import profile
 
-        return profile(self, model, concurrency=concurrency, rate=rate, **options)
+        return profile(self, model, load=load, concurrency=concurrency, rate=rate, **options)
 
     def ab(self, model: str, a: Mapping[str, Any], b: Mapping[str, Any], **options: Any) -> ABResult:
         """Which of two configurations is faster, and by how much, or that it is too close to call.

@@ -1,0 +1,94 @@
+"""Figures of each class of a load beside the total."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from workbench.profiling.client_side import client_side
+from workbench.profiling.figures import client_fields, stream_fields
+from workbench.profiling.load import Load
+from workbench.profiling.plan import Plan
+from workbench.profiling.samples import Samples
+from workbench.profiling.stream_side import stream_side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassFigures:
+    """What a point says of one class of its requests; fields as ``Point`` has them."""
+
+    model: str = ""
+    """The model that its requests went to."""
+    load: str = ""
+    """What was sent, in words."""
+    streaming: bool = False
+    n: int = 0
+    sent: int = 0
+    failed: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    throughput: float = math.nan
+    throughput_low: float = math.nan
+    throughput_high: float = math.nan
+    mean_ms: float = math.nan
+    p50_ms: float = math.nan
+    p50_low: float = math.nan
+    p50_high: float = math.nan
+    p90_ms: float = math.nan
+    p95_ms: float = math.nan
+    p95_low: float = math.nan
+    p95_high: float = math.nan
+    p99_ms: float = math.nan
+    p99_low: float = math.nan
+    p99_high: float = math.nan
+    max_ms: float = math.nan
+    lag_p99_ms: float = math.nan
+    first_response_p50_ms: float = math.nan
+    first_response_p99_ms: float = math.nan
+    between_responses_p50_ms: float = math.nan
+    between_responses_p99_ms: float = math.nan
+    responses_per_s: float = math.nan
+
+    def row(self, name: str) -> dict[str, Any]:
+        """For a table: each figure under ``NAME_figure``."""
+        kept = ["n", "failed", "throughput", "mean_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "max_ms"]
+        if self.streaming:
+            kept += ["first_response_p50_ms", "first_response_p99_ms", "responses_per_s"]
+        return {f"{name}_{figure}": getattr(self, figure) for figure in kept}
+
+    def line(self, name: str) -> str:
+        """For a person."""
+        to = f" to {self.model}" if self.model else ""
+        first = f"  first response p50 {self.first_response_p50_ms:.2f}" if self.streaming else ""
+        return (
+            f"  {name} ({self.load}{to}): {self.throughput:.1f} infer/s, n {self.n}, {self.failed} failed, ms  "
+            f"p50 {self.p50_ms:.2f}  p95 {self.p95_ms:.2f}  p99 {self.p99_ms:.2f}{first}"
+        )
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ClassFigures:
+        """Reads what ``dataclasses.asdict`` gave, None for nan."""
+        known = {item.name: item for item in fields(cls)}
+        given: dict[str, Any] = {name: item for name, item in value.items() if name in known}
+        for name, item in given.items():
+            if item is None and known[name].type == "float":
+                given[name] = math.nan
+        return cls(**given)
+
+
+def class_figures(samples: Samples, load: Load, plan: Plan) -> dict[str, ClassFigures]:
+    """By class; empty for a load that has only one."""
+    if not load.mix and (not load.trace or len(plan.classes) == 1):
+        return {}
+    known = {item.name for item in fields(ClassFigures)}
+    found = {}
+    for index, kind in enumerate(plan.classes):
+        part = load.mix[index][1] if load.mix else load
+        mine = samples.of_class(index)
+        figures = client_fields(client_side(mine, part, kind.rows), mine)
+        figures |= stream_fields(stream_side(mine, part)) if kind.streaming else {}
+        label = part.label if load.mix else "as recorded"
+        kept: dict[str, Any] = {name: value for name, value in figures.items() if name in known}
+        found[kind.name] = ClassFigures(model=kind.model, load=label, streaming=kind.streaming, **kept)
+    return found

@@ -1,0 +1,112 @@
+"""The requests of a load as the generator sends them: whole HTTP messages, or serialised gRPC messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from workbench.errors import InternalError
+from workbench.profiling.plan import ID_FROM, Plan, encoded_id
+from workbench.profiling.requests import Prepared
+from workbench.profiling.shared import SharedTensors
+from workbench.profiling.target import Target
+from workbench.protocol.tensors import InferenceRequest
+
+
+def encode(target: Target, prepared: Prepared, shared: SharedTensors | None = None) -> tuple[list[bytes], Plan]:
+    """The messages, and the plan with where in them the correlation ids stand.
+
+    Args:
+        target: the server.
+        prepared: the requests.
+        shared: where their tensors lie, if they lie in shared memory.
+
+    Raises:
+        InvalidRequest: a load that streams over HTTP, and inputs that the generate extension cannot carry.
+    """
+    grpc = target.protocol == "grpc"
+    streaming = _streaming(prepared)
+    specs: dict[str, Sequence[Mapping[str, Any]]] = {}
+    messages = []
+    for request, streams in zip(prepared.requests, streaming, strict=True):
+        if grpc:
+            messages.append(_grpc(request, shared))
+        else:
+            if streams and request.model_name not in specs:
+                specs[request.model_name] = _metadata_inputs(target, request.model_name)
+            messages.append(_http(target.url, request, specs.get(request.model_name) if streams else None, shared))
+    varint = grpc and not any(isinstance(request.sequence_id, str) for request in prepared.requests)
+    places = [
+        _id_at(message, varint) if request.sequence_id else -1
+        for message, request in zip(messages, prepared.requests, strict=True)
+    ]
+    return messages, replace(prepared.plan, id_at=places if max(places, default=-1) >= 0 else (), varint=varint)
+
+
+def _streaming(prepared: Prepared) -> list[bool]:
+    kinds = sorted(prepared.plan.classes, key=lambda kind: kind.first)
+    ends = [kind.first for kind in kinds[1:]] + [len(prepared.requests)]
+    return [kind.streaming for kind, end in zip(kinds, ends, strict=True) for _ in range(end - kind.first)]
+
+
+def _id_at(message: bytes, varint: bool) -> int:
+    """Where the correlation id stands: behind its name, so that no tensor's bytes are taken for it."""
+    name = message.find(b"sequence_id")
+    at = message.find(encoded_id(ID_FROM, varint=varint), max(0, name))
+    if name < 0 or at < 0:
+        raise InternalError("the correlation id is not in the encoded request")
+    return at
+
+
+def _grpc(request: InferenceRequest, shared: SharedTensors | None) -> bytes:
+    from workbench.client.grpc_codec import encode_request, set_parameter
+
+    if shared is None:
+        return bytes(encode_request(request).SerializeToString())
+    message = encode_request(replace(request, inputs=[], outputs=()))
+    for tensor in request.inputs:
+        entry = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        for key, value in shared.place_of(tensor).items():
+            set_parameter(entry.parameters, key, value)
+    for name, place in shared.outputs_of(request.model_name).items():
+        output = message.outputs.add(name=name)
+        for key, value in place.items():
+            set_parameter(output.parameters, key, value)
+    return bytes(message.SerializeToString())
+
+
+def _http(
+    url: str, request: InferenceRequest, specs: Sequence[Mapping[str, Any]] | None, shared: SharedTensors | None
+) -> bytes:
+    from workbench.client.http_client import infer_path, model_path
+    from workbench.profiling.http_load import http_messages
+    from workbench.protocol import json_data as js
+    from workbench.protocol.generate import encode_generate_request
+    from workbench.protocol.http_codec import encode_request, said_parameters
+
+    said = said_parameters(request)
+    if specs is not None:
+        body = encode_generate_request(replace(request, parameters=said), specs)
+        path = f"{model_path(request.model_name)}/generate_stream"
+        return http_messages(url, path, [({"Content-Type": "application/json"}, body)])[0]
+    if shared is None:
+        headers, buffers = encode_request(request)
+        return http_messages(url, infer_path(request), [(headers, b"".join(buffers))])[0]
+    head: dict[str, Any] = {"parameters": said} if said else {}
+    head["inputs"] = [
+        {
+            "name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape),
+            "parameters": shared.place_of(tensor),
+        }
+        for tensor in request.inputs
+    ]  # fmt: skip
+    outputs = shared.outputs_of(request.model_name)
+    head["outputs"] = [{"name": name, "parameters": place} for name, place in outputs.items()]
+    return http_messages(url, infer_path(request), [({"Content-Type": "application/json"}, js.dumps(head))])[0]
+
+
+def _metadata_inputs(target: Target, model: str) -> Sequence[Mapping[str, Any]]:
+    """The model's inputs as its metadata has them; none where the target does not tell."""
+    tell = getattr(target, "model_metadata", None)
+    return list(tell(model)["inputs"]) if tell is not None else []

@@ -1,0 +1,275 @@
+"""Rows of inputs from tables and files of other forms than ``example_inputs.json``.
+
+A row is one inference, without the batch axis; as many as a load's ``batch_size`` go into a request.
+
+- a pandas DataFrame, ``.csv`` or ``.parquet``: each column is the input of that name, a cell a number, a text or an
+  array; columns ``NAME_0``, ``NAME_1``, ... (or ``NAME[0]``) are the elements of an input; of a model with one input,
+  all columns together where none has its name;
+- ``.npz``: arrays by input name, the rows along the first axis; ``.npy``: the same of a model with one input;
+- a directory: one file for each input, named as it is (perf_analyzer's form: the raw bytes, little endian; of a text
+  its characters) or ``NAME.npy``; or directories of these, a row each, in the order of their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE, Datatype
+from workbench.protocol.tensors import as_bytes_array
+from workbench.repository.example_inputs import Example, InputSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLES = (".csv", ".parquet", ".npy", ".npz")
+"""How the names of files end that hold rows."""
+
+
+def is_table(inputs: object) -> bool:
+    """Whether this is a DataFrame, without importing pandas."""
+    return type(inputs).__name__ == "DataFrame" and hasattr(inputs, "columns") and hasattr(inputs, "itertuples")
+
+
+def rows_of(inputs: Any, specs: Sequence[InputSpec], optional: Collection[str]) -> list[Example]:
+    """The rows of a DataFrame, or of a file or directory of one of the forms above.
+
+    Args:
+        inputs: the DataFrame or path.
+        specs: name, data type and dims (without the batch axis) of the model's inputs.
+        optional: those that a request may lack.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidRequest: it cannot be read, or an input, row or shape does not fit; the text says which.
+        Unsupported: Parquet without pyarrow.
+    """
+    reader = _Reader(specs, optional)
+    if is_table(inputs):
+        return reader.table(inputs, "the DataFrame")
+    path = Path(inputs)
+    if path.is_dir():
+        return reader.directory(path)
+    if not path.is_file():
+        raise NotFound("there is no such file of inputs", where=str(path))
+    try:
+        if path.suffix == ".npy":
+            return reader.arrays({reader.only(str(path)): np.load(path, allow_pickle=False)}, str(path))
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return reader.arrays(dict(arrays), str(path))
+    except (ValueError, OSError, EOFError) as error:
+        raise InvalidRequest(
+            f"this file of arrays cannot be read: {error}", where=str(path), hint="write it with numpy.save or savez"
+        ) from error
+    return reader.table(_read_table(path), str(path))
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except ImportError as error:
+        raise Unsupported(
+            "Parquet needs pyarrow", where=str(path), hint="pip install serving-workbench[parquet], or write a .csv"
+        ) from error
+    except Exception as error:
+        raise InvalidRequest(f"this table cannot be read: {error}", where=str(path)) from error
+
+
+def as_row(value: Any, spec: InputSpec, where: str) -> NDArray[Any]:
+    """A value as an input of one row: its data type, its shape without the batch axis.
+
+    Raises:
+        InvalidRequest: it does not fit; ``where`` is told.
+    """
+    name, kind, dims = spec
+    shape = _shape(np.shape(value), [int(dim) for dim in dims])
+    array = typed(value, _row(kind), f"input '{name}'", where)
+    if shape is None:
+        raise InvalidRequest(
+            f"input '{name}' has shape {list(np.shape(value))}, the model's dims are {list(dims)}",
+            where=where, hint="give the shape of one row, without the batch axis",
+        )  # fmt: skip
+    return array.reshape(shape)
+
+
+def typed(value: Any, row: Datatype, what: str, where: str) -> NDArray[Any]:
+    """An array of a data type, where that loses nothing but a float's precision.
+
+    Raises:
+        InvalidRequest: texts for numbers, fractions for whole numbers, numbers out of range.
+    """
+    array = value if isinstance(value, np.ndarray) else _array(value)
+    if row.wire == "BYTES":
+        return as_bytes_array(array.astype(object))
+    if array.dtype == np.object_ or array.dtype.kind in "US":
+        try:
+            array = np.array(array.tolist(), dtype=np.float64 if row.numpy.kind not in "iub" else None)
+            if array.dtype.kind not in "iufb":
+                raise ValueError("texts")
+        except (ValueError, TypeError):
+            raise InvalidRequest(f"{what} is to be of {row.wire}, not of texts or objects", where=where) from None
+    if array.dtype == row.numpy:
+        return array
+    if row.numpy.kind in "iu" and array.size:
+        limits: Any = np.iinfo(row.numpy)
+        whole = array.dtype.kind in "biu" or bool(np.all(array == np.floor(array)))
+        if not whole or array.min() < limits.min or array.max() > limits.max:
+            raise InvalidRequest(
+                f"{what} is to be of {row.wire}: whole numbers from {limits.min} to {limits.max}", where=where
+            )
+    return array.astype(row.numpy)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if isinstance(value, str | bytes):
+        out = np.empty((), np.object_)
+        out[()] = value
+        return out
+    try:
+        return np.asarray(value)
+    except ValueError:  # ragged
+        return np.asarray(value, dtype=np.object_)
+
+
+def _row(kind: str) -> Datatype:
+    found = BY_CONFIG.get(kind) or BY_WIRE.get(kind)
+    if found is None:
+        raise InvalidRequest(f"unknown data type '{kind}'")
+    return found
+
+
+def _shape(shape: tuple[int, ...], dims: list[int]) -> tuple[int, ...] | None:
+    """The shape of one row as the model has it; None where there is none for so many elements."""
+    if len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True)):
+        return shape
+    size, known = math.prod(shape), math.prod(dim for dim in dims if dim != -1)
+    flat = len(shape) <= 1 or shape == (1, *dims)
+    if not flat or dims.count(-1) > 1 or known == 0 or size % known or (-1 not in dims and size != known):
+        return None
+    return tuple(size // known if dim == -1 else dim for dim in dims)
+
+
+class _Reader:
+    def __init__(self, specs: Sequence[InputSpec], optional: Collection[str]) -> None:
+        self._specs = {name: (name, kind, dims) for name, kind, dims in specs}
+        self._optional = set(optional)
+
+    def only(self, where: str) -> str:
+        """The model's one input."""
+        needed = [name for name in self._specs if name not in self._optional] or list(self._specs)
+        if len(needed) != 1:
+            raise InvalidRequest(
+                f"one array is not enough: the model has the inputs {', '.join(needed)}", where=where,
+                hint="save them by name: numpy.savez(FILE, NAME=array, ...)",
+            )  # fmt: skip
+        return needed[0]
+
+    def arrays(self, arrays: Mapping[str, NDArray[Any]], where: str) -> list[Example]:
+        self._check_names(arrays, where)
+        columns: dict[str, NDArray[Any]] = {}
+        for name, array in arrays.items():
+            dims = self._specs[name][2]
+            # One row where the array has exactly the rank of one.
+            columns[name] = array[np.newaxis] if array.ndim == len(dims) else array
+        lengths = {name: len(array) for name, array in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise InvalidRequest(f"the inputs have different numbers of rows: {lengths}", where=where)
+        return [
+            {name: as_row(array[row], self._specs[name], f"{where}, row {row}") for name, array in columns.items()}
+            for row in range(next(iter(lengths.values())))
+        ]
+
+    def table(self, frame: Any, where: str) -> list[Example]:
+        columns = self._columns([str(name) for name in frame.columns], where)
+        if not len(frame):
+            raise InvalidRequest("there are no rows of inputs", where=where)
+        values = {str(name): frame[name].tolist() for name in frame.columns}
+        rows = []
+        for row in range(len(frame)):
+            place = f"{where}, row {row}"
+            example = {}
+            for name, of in columns.items():
+                cells = [values[column][row] for column in of]
+                for column, cell in zip(of, cells, strict=True):
+                    if cell is None or (isinstance(cell, float) and math.isnan(cell) and _is_gap(self._specs[name][1])):
+                        raise InvalidRequest(f"column '{column}' of input '{name}' is empty", where=place)
+                example[name] = as_row(cells[0] if of == [name] else cells, self._specs[name], place)
+            rows.append(example)
+        return rows
+
+    def directory(self, path: Path) -> list[Example]:
+        inner = sorted(entry for entry in path.iterdir() if entry.is_dir())
+        places = inner or [path]
+        return [self._files(place) for place in places]
+
+    def _files(self, path: Path) -> Example:
+        found = {}
+        for name in self._specs:
+            for file in (path / name, path / f"{name}.npy"):
+                if file.is_file():
+                    found[name] = file
+        self._check_names(found, str(path))
+        return {name: as_row(self._raw(name, file), self._specs[name], str(file)) for name, file in found.items()}
+
+    def _raw(self, name: str, file: Path) -> Any:
+        row = _row(self._specs[name][1])
+        if file.suffix == ".npy":
+            return np.load(file, allow_pickle=False)
+        raw = file.read_bytes()
+        if row.wire == "BYTES":
+            return raw
+        if len(raw) % row.itemsize:
+            raise InvalidRequest(
+                f"input '{name}': {len(raw)} bytes are no whole number of {row.wire} elements", where=str(file)
+            )
+        return np.frombuffer(raw, row.numpy)
+
+    def _columns(self, names: list[str], where: str) -> dict[str, list[str]]:
+        """Which columns an input is made of."""
+        found: dict[str, list[str]] = {}
+        for name in self._specs:
+            if name in names:
+                found[name] = [name]
+                continue
+            for form in ("{}_{}", "{}[{}]", "{}.{}"):
+                parts = [form.format(name, index) for index in range(len(names))]
+                own = [part for part in parts if part in names]
+                if own:
+                    if own != parts[: len(own)]:
+                        raise InvalidRequest(f"the columns of input '{name}' have gaps: {', '.join(own)}", where=where)
+                    found[name] = own
+                    break
+        used = {column for own in found.values() for column in own}
+        if not found and len(self._specs) == 1:
+            return {next(iter(self._specs)): names}
+        extra = [name for name in names if name not in used]
+        if extra:
+            raise InvalidRequest(
+                f"the model has no input for the column{'s' if len(extra) > 1 else ''} {', '.join(extra[:8])}",
+                where=where, hint=f"its inputs are: {', '.join(self._specs)}",
+            )  # fmt: skip
+        self._check_names(found, where)
+        return found
+
+    def _check_names(self, given: Collection[str], where: str) -> None:
+        inputs = f"its inputs are: {', '.join(self._specs)}"
+        for name in given:
+            if name not in self._specs:
+                raise InvalidRequest(f"the model has no input '{name}'", where=where, hint=inputs)
+        for name in self._specs:
+            if name not in given and name not in self._optional:
+                raise InvalidRequest(f"input '{name}' is missing", where=where, hint=inputs)
+
+
+def _is_gap(kind: str) -> bool:
+    """Whether a cell that is not a number is an empty cell: in a table of texts or whole numbers it is."""
+    return _row(kind).numpy.kind not in "f"

@@ -1,0 +1,78 @@
+"""The loads that the arguments of the measuring verbs name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from numbers import Real
+from typing import Any
+
+from workbench.errors import InvalidRequest
+from workbench.profiling import Load
+
+_NOT_OPTIONS = {"kind", "concurrency", "rate", "distribution", "mix", "trace", "trace_sha256", "factor", "inputs"}
+_LOAD_FIELDS = {item.name for item in fields(Load)} - _NOT_OPTIONS
+
+
+def loads_of(
+    concurrency: int | Sequence[int] | None,
+    rate: float | Sequence[float] | None,
+    options: Mapping[str, Any],
+    load: Any = None,
+) -> list[Load]:
+    """The loads that the verbs' arguments name; concurrency 1 when none is named.
+
+    Args:
+        concurrency: closed loops.
+        rate: open loops.
+        options: of each of these.
+        load: whole ones: a ``Load``, several, or what ``Load.replay`` takes.
+
+    Raises:
+        InvalidRequest: values that make no sense, an option that a load does not have.
+    """
+    if load is not None:
+        beside = {"concurrency": concurrency, "rate": rate, **options}
+        return _whole_loads(load, [name for name, value in beside.items() if value is not None])
+    unknown = set(options) - _LOAD_FIELDS - {"distribution"}
+    if unknown:
+        raise InvalidRequest(
+            f"unknown option {', '.join(sorted(unknown))}",
+            hint=f"there are {', '.join(sorted(_LOAD_FIELDS | {'distribution'}))}",
+        )
+    common = {name: value for name, value in options.items() if name != "distribution"}
+    closed = _numbers("concurrency", concurrency, int)
+    opened = _numbers("rate", rate, float)
+    if not closed and not opened:
+        closed = [1]
+    distribution = options.get("distribution", "poisson")
+    loads = [Load.closed(int(value), **common) for value in closed]
+    return loads + [Load.open(value, distribution, **common) for value in opened]
+
+
+def _whole_loads(load: Any, beside: Sequence[str]) -> list[Load]:
+    if beside:
+        raise InvalidRequest(
+            f"load says what is sent; {', '.join(beside)} beside it would say it twice",
+            hint="give it to the load: Load.closed(8, duration_s=5)",
+        )
+    given = list(load) if isinstance(load, list | tuple) else [load]
+    return [each if isinstance(each, Load) else Load.replay(each) for each in given]
+
+
+def _numbers(name: str, given: Any, kind: type[int] | type[float]) -> list[Any]:
+    """One number or several (also numpy's) as a list.
+
+    Raises:
+        InvalidRequest: something else.
+    """
+    if given is None:
+        return []
+    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    for value in values:
+        if not isinstance(value, Real) or (kind is int and not float(value).is_integer()):
+            raise InvalidRequest(
+                f"{name} must be {'whole numbers' if kind is int else 'numbers'}, got {value!r:.80}",
+                hint=f"write {name}=8 or {name}=[1, 8]",
+            )
+    return [kind(value) for value in values]
