@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.backends.base import TensorSpec
+from workbench.backends.protobuf_wire import fields, text
 from workbench.errors import InvalidRequest
 
 _TYPES = {
@@ -34,8 +35,6 @@ _TYPES = {
     16: "BF16",
 }
 """``TensorProto.DataType`` -> the v2 name."""
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +72,12 @@ def read_onnx(path: Path) -> OnnxGraph:
 
 
 def _graph(data: mmap.mmap) -> OnnxGraph:
-    span = next((span for number, span in _fields(data, 0, len(data)) if number == 7 and isinstance(span, tuple)), None)
+    span = next((span for number, span in fields(data, 0, len(data)) if number == 7 and isinstance(span, tuple)), None)
     if span is None:
         raise ValueError("it holds no graph")
     inputs, outputs, initializers = [], [], set()
     external: dict[str, None] = {}
-    for number, part in _fields(data, *span):
+    for number, part in fields(data, *span):
         if not isinstance(part, tuple):
             continue
         if number == 11:
@@ -86,7 +85,7 @@ def _graph(data: mmap.mmap) -> OnnxGraph:
         elif number == 12:
             outputs.append(_value(data, part))
         elif number == 5:
-            initializers.add(_text(data, part, 8))
+            initializers.add(text(data, part, 8))
             external.update(dict.fromkeys(_locations(data, part)))
     return OnnxGraph(
         tuple(spec for spec in inputs if spec.name not in initializers),
@@ -97,16 +96,16 @@ def _graph(data: mmap.mmap) -> OnnxGraph:
 
 
 def _locations(data: mmap.mmap, tensor: tuple[int, int]) -> Iterator[str]:
-    for number, entry in _fields(data, *tensor):
-        if number == 13 and isinstance(entry, tuple) and _text(data, entry, 1) == "location":
-            yield _text(data, entry, 2)
+    for number, entry in fields(data, *tensor):
+        if number == 13 and isinstance(entry, tuple) and text(data, entry, 1) == "location":
+            yield text(data, entry, 2)
 
 
 def _value(data: mmap.mmap, span: tuple[int, int]) -> TensorSpec:
-    name = _text(data, span, 1)
-    for number, kind in _fields(data, *span):
+    name = text(data, span, 1)
+    for number, kind in fields(data, *span):
         if number == 2 and isinstance(kind, tuple):
-            for choice, tensor in _fields(data, *kind):
+            for choice, tensor in fields(data, *kind):
                 if choice == 1 and isinstance(tensor, tuple):
                     return _tensor(data, name, tensor)
     raise InvalidRequest(f"Unsupported ONNX Type 'ONNX_TYPE_UNKNOWN' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'.")
@@ -114,55 +113,12 @@ def _value(data: mmap.mmap, span: tuple[int, int]) -> TensorSpec:
 
 def _tensor(data: mmap.mmap, name: str, span: tuple[int, int]) -> TensorSpec:
     datatype, dims = "", []
-    for number, part in _fields(data, *span):
+    for number, part in fields(data, *span):
         if number == 1 and isinstance(part, int):
             datatype = _TYPES.get(part, "")
         elif number == 2 and isinstance(part, tuple):
-            for inner, dimension in _fields(data, *part):
+            for inner, dimension in fields(data, *part):
                 if inner == 1 and isinstance(dimension, tuple):
-                    sizes = [size for field, size in _fields(data, *dimension) if field == 1 and isinstance(size, int)]
+                    sizes = [size for field, size in fields(data, *dimension) if field == 1 and isinstance(size, int)]
                     dims.append(sizes[-1] if sizes else -1)
     return TensorSpec(name, datatype, tuple(dims))
-
-
-def _text(data: mmap.mmap, span: tuple[int, int], wanted: int) -> str:
-    for number, part in _fields(data, *span):
-        if number == wanted and isinstance(part, tuple):
-            return data[part[0] : part[1]].decode("utf-8", "replace")
-    return ""
-
-
-def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int | tuple[int, int]]]:
-    """The fields of a message: number, and its varint or the span of its bytes."""
-    while start < end:
-        key, start = _varint(data, start)
-        number, wire = key >> 3, key & 7
-        if number == 0:
-            raise ValueError("a field has the number 0")
-        if wire == _VARINT:
-            value, start = _varint(data, start)
-            yield number, value
-            continue
-        if wire == _BYTES:
-            length, start = _varint(data, start)
-        elif wire in (_FIXED64, _FIXED32):
-            length = 8 if wire == _FIXED64 else 4
-        else:
-            raise ValueError(f"a field has the wire type {wire}")
-        if start + length > end:
-            raise ValueError("a field is longer than what it is in")
-        yield number, (start, start + length)
-        start += length
-
-
-def _varint(data: mmap.mmap, start: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[start]
-        start += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, start
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number is longer than 64 bits")

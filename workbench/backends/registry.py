@@ -25,6 +25,7 @@ GROUP = "workbench.backends"
 """The group of entry points."""
 
 BACKENDS: dict[str, tuple[str, str]] = {
+    "dali": ("workbench.backends.dali", "DaliBackend"),
     "dyna_sequence": ("workbench.backends.examples_sequence", "DynaSequenceBackend"),
     "fil": ("workbench.backends.fil", "FilBackend"),
     "identity": ("workbench.backends.examples_identity", "IdentityBackend"),
@@ -32,9 +33,11 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "onnxruntime": ("workbench.backends.onnxruntime", "OnnxRuntimeBackend"),
     "openvino": ("workbench.backends.openvino", "OpenVinoBackend"),
     "python": ("workbench.backends.python", "PythonBackend"),
+    "pytorch": ("workbench.backends.pytorch", "PyTorchBackend"),
     "repeat": ("workbench.backends.examples_decoupled", "RepeatBackend"),
     "sequence": ("workbench.backends.examples_sequence", "SequenceBackend"),
     "square": ("workbench.backends.examples_decoupled", "SquareBackend"),
+    "tensorrt": ("workbench.backends.tensorrt", "TensorRTBackend"),
 }
 """Triton's backend name -> module and class, of those built in."""
 
