@@ -1,0 +1,242 @@
+"""Load generators in processes of their own: one, or several that send one load together and whose stamps add up.
+
+Several are led from here. They connect, begin at one time, and tell ten times a second what has been answered; by what
+all of them tell it is judged when the warm-up has settled and how long the window lasts, as one generator judges for
+itself. One that dies ends the run: what the others have measured is kept, and the samples say who was lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.clock import Clock, monotonic_ns
+from workbench.errors import InternalError
+from workbench.profiling.driver import STOP_NS, Frame, GeneratorProcess, Job, OnEvent, longest_ns
+from workbench.profiling.led import Turn
+from workbench.profiling.merging import merge, share_out
+from workbench.profiling.samples import Samples
+from workbench.profiling.stability import known_well, warm
+
+_LEAD_NS = 20_000_000
+"""A turn is announced so long before it comes, so that all have heard of it."""
+
+_LOOK_NS = 100_000_000
+"""Whether it is long enough is judged so often; generators tell no more often either."""
+
+Phase = Literal["connecting", "warm-up", "opening", "window", "ending"]
+
+
+class Generators:
+    """As many generators as a load asks for, kept from one run to the next. Not thread-safe."""
+
+    def __init__(self, *, clock: Clock = monotonic_ns) -> None:
+        self._clock = clock
+        self._news = threading.Event()
+        self._processes: list[GeneratorProcess] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that live."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def run(self, job: Job, on_event: OnEvent, stop: threading.Event | None = None) -> Samples:
+        """Runs one load point; arguments and errors as ``GeneratorProcess.run``.
+
+        ``extra["lost"]`` of the samples says in words which generators of several did not come to the end.
+        """
+        count = job.load.generators
+        while len(self._processes) < count:
+            self._processes.append(GeneratorProcess(clock=self._clock, news=self._news))
+        if count == 1:
+            return self._processes[0].run(job, on_event, stop)
+        chosen = self._processes[:count]
+        try:
+            for process in [each for each in chosen if each.launch()]:
+                process.greet()
+            return _Lead(chosen, job, on_event, stop, self._news, self._clock).run()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the processes, also in the middle of a run. May be called twice."""
+        for process in self._processes:
+            process.close()
+
+    def __enter__(self) -> Generators:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Lead:
+    """One run of several generators."""
+
+    def __init__(
+        self,
+        processes: list[GeneratorProcess],
+        job: Job,
+        on_event: OnEvent,
+        stop: threading.Event | None,
+        news: threading.Event,
+        clock: Clock,
+    ) -> None:
+        self._processes = processes
+        self._job = job
+        self._load = job.load
+        self._on_event = on_event
+        self._stop = stop
+        self._news = news
+        self._clock = clock
+        count = len(processes)
+        self._samples: list[Samples | None] = [None] * count
+        self._lost: dict[int, str] = {}
+        self._ready: set[int] = set()
+        self._answered, self._failed = [0] * count, [0] * count
+        self._told: list[NDArray[np.int64]] = []
+        """What was answered: a row of times scheduled and one of times done."""
+        self._known = [0] * count
+        """Until when (by its last answer) each has told."""
+        self._phase: Phase = "connecting"
+        self._start = 0
+        self._window = [0, 0]
+        self._warm = True
+        self._look = 0
+        self._stopping = False
+
+    def run(self) -> Samples:
+        for process, (load, offsets) in zip(self._processes, share_out(self._load), strict=True):
+            process.begin(replace(self._job, load=load), offsets, led=True)
+        deadline = self._clock() + longest_ns(self._load)
+        while len(self._lost) + sum(each is not None for each in self._samples) < len(self._processes):
+            self._news.wait(0.01)
+            self._news.clear()
+            for index, process in enumerate(self._processes):
+                for frame in process.heard() if self._under_way(index) else ():
+                    self._hear(index, frame)
+            self._advance(self._clock())
+            if self._stop is not None and self._stop.is_set() and not self._stopping:
+                self._stopping = True
+                self._finish(self._clock())
+                self._tell({"cmd": "stop"})
+                deadline = min(deadline, self._clock() + STOP_NS)
+            if self._clock() > deadline:
+                for index in filter(self._under_way, range(len(self._processes))):
+                    self._lose(index, "does not answer any more")
+                    self._processes[index].close()
+        return self._merged()
+
+    def _merged(self) -> Samples:
+        parts = [each for each in self._samples if each is not None]
+        if not parts:
+            raise InternalError("; ".join(self._losses()), where=self._job.url)
+        samples = merge(parts)
+        extra: dict[str, Any] = {"warm": self._warm, "warmup_s": max(0, self._window[0] - self._start) / 1e9}
+        if self._lost:
+            extra["lost"] = self._losses()
+        return replace(samples, extra={**samples.extra, **extra})
+
+    def _losses(self) -> list[str]:
+        return [text for _, text in sorted(self._lost.items())]
+
+    def _under_way(self, index: int) -> bool:
+        return self._samples[index] is None and index not in self._lost
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def _hear(self, index: int, frame: Frame | None) -> None:
+        try:
+            self._samples[index] = self._processes[index].result(frame, self._job.url)
+        except InternalError as error:
+            self._lose(index, error.message.removeprefix("the load generator "))
+            return
+        if frame is None:
+            return
+        head, blob = frame
+        if head["event"] == "ready":
+            self._ready.add(index)
+        elif head["event"] == "answers":
+            told = np.frombuffer(blob, np.int64).reshape(2, -1)
+            self._told.append(told)
+            self._known[index] = max(self._known[index], int(told[1].max(initial=0)))
+        elif head["event"] == "progress":
+            self._answered[index], self._failed[index] = head["answered"], head["failed"]
+            self._on_event({"event": "progress", "answered": sum(self._answered), "failed": sum(self._failed)})
+        elif head["event"] == "done":  # it has given up: the others go on for nothing
+            self._finish(self._clock())
+
+    def _lose(self, index: int, why: str) -> None:
+        self._lost[index] = f"load generator {index + 1} of {len(self._processes)} {why}"
+        self._finish(self._clock())
+
+    # -- leading ------------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: int) -> None:
+        load, phase = self._load, self._phase
+        if phase == "connecting" and len(self._ready) == len(self._processes):
+            self._start = self._turn("begin", now + _LEAD_NS)
+            self._phase = "warm-up"
+        elif phase == "warm-up" and now >= max(self._start + int(load.warmup_s * 1e9) - _LEAD_NS, self._look):
+            self._look = now + _LOOK_NS
+            settled = load.warmup_s == 0 or self._settled()
+            if settled or now >= self._start + int(load.longest_warmup_s * 1e9) - _LEAD_NS:
+                self._warm = settled
+                self._window[0] = self._turn("open", max(now + _LEAD_NS, self._start))
+                self._phase = "opening"
+        elif phase == "opening" and now >= self._window[0]:
+            self._phase = "window"
+            self._on_event({"event": "window", "start": self._window[0]})
+        elif phase == "window" and now >= max(self._window[0] + int(load.duration_s * 1e9), self._look):
+            self._look = now + _LOOK_NS
+            if now >= self._window[0] + int(load.longest_s * 1e9) or self._enough():
+                self._finish(now)
+
+    def _finish(self, now: int) -> None:
+        """Ends the window now, wherever the run stands: whoever reads the server at its two edges hears of both."""
+        if self._phase in ("connecting", "warm-up"):
+            if not self._start:
+                self._start = self._turn("begin", now)
+            self._window[0] = self._turn("open", now)
+        if self._phase in ("connecting", "warm-up", "opening"):
+            self._on_event({"event": "window", "start": self._window[0]})
+        if self._phase != "ending":
+            self._phase = "ending"
+            self._window[1] = self._turn("end", max(now, self._window[0]))
+            self._on_event({"event": "window_end", "start": self._window[0], "end": self._window[1]})
+
+    def _turn(self, turn: Turn, at: int) -> int:
+        self._tell({"cmd": turn, "at": at})
+        return at
+
+    def _tell(self, command: dict[str, Any]) -> None:
+        for index, process in enumerate(self._processes):
+            if self._under_way(index):
+                try:
+                    process.tell(command)
+                except InternalError:
+                    continue  # it has died: what it said last is heard, then its end
+
+    # -- judging ------------------------------------------------------------------------------------------------------
+
+    def _answers(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+        """When requests were answered, after how many ms, and until when all have told."""
+        told = np.concatenate(self._told, axis=1) if self._told else np.empty((2, 0), np.int64)
+        self._told = [told]
+        return told[1], (told[1] - told[0]) / 1e6, min(self._known)
+
+    def _settled(self) -> bool:
+        done, latency, known = self._answers()
+        return known > self._start and warm(done, latency, self._start, known)
+
+    def _enough(self) -> bool:
+        done, latency, known = self._answers()
+        begin = self._window[0]
+        if int(((done >= begin) & (done < known)).sum()) < self._load.min_requests:
+            return False
+        return known_well(done, latency, begin, known, self._load.clients)

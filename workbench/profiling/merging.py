@@ -1,0 +1,132 @@
+"""Several generators that send one load: what each of them sends, and their stamps put together.
+
+Both are functions of their arguments alone, so it does not matter where the generators run as long as their clocks are
+one (CLOCK_MONOTONIC is that on one machine).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import Unsupported
+from workbench.profiling.intervals import nearest_rank
+from workbench.profiling.load import Load, schedule
+from workbench.profiling.samples import MAX_TEXTS, OK, Samples
+
+_NO_OFFSETS = np.empty(0, np.int64)
+_NO_CLASSES = np.empty(0, np.int32)
+
+
+def share_out(load: Load) -> list[tuple[Load, NDArray[np.int64]]]:
+    """What each of ``load.generators`` sends: its part of the load, and when (ns from the common start).
+
+    Clients are divided evenly. Each arrival of an open loop goes to a generator drawn at random, with a seed spawned
+    from the load's: the parts of a Poisson process are then independent Poisson processes, and the parts of any process
+    add up to the very arrivals that one generator would have sent. Of a mixed load each class is divided: clients
+    likewise, arrivals into independent streams of a part of the rate, which only add up to a Poisson process.
+
+    Raises:
+        Unsupported: a replay; classes whose arrivals cannot be drawn independently.
+    """
+    count = load.generators
+    if load.trace:
+        raise Unsupported(f"a trace is replayed by one generator, got generators={count}", hint="leave generators out")
+    seeds = np.random.SeedSequence(load.seed).spawn(count + 1)
+    part = replace(load, generators=1, max_in_flight=math.ceil(load.max_in_flight / count))
+    if load.mix:
+        mixes = [
+            tuple((name, _of_class(name, each, count, index, seeds[index])) for name, each in load.mix)
+            for index in range(count)
+        ]
+        return [(replace(part, mix=mix), _NO_OFFSETS) for mix in mixes]
+    if load.kind == "closed":
+        return [(replace(part, concurrency=_clients(load, count, index)), _NO_OFFSETS) for index in range(count)]
+    offsets = schedule(load)
+    owner = np.random.Generator(np.random.PCG64(seeds[-1])).integers(0, count, len(offsets))
+    return [(replace(part, rate=load.rate / count), offsets[owner == index]) for index in range(count)]
+
+
+def _clients(load: Load, count: int, index: int) -> int:
+    return load.concurrency // count + (index < load.concurrency % count)
+
+
+def _of_class(name: str, load: Load, count: int, index: int, seed: np.random.SeedSequence) -> Load:
+    """One generator's part of a class of a mixed load."""
+    if load.kind == "closed":
+        if load.concurrency < count:
+            raise Unsupported(f"{count} generators cannot divide the {load.concurrency} clients of class '{name}'")
+        return replace(load, concurrency=_clients(load, count, index))
+    if load.distribution != "poisson":
+        raise Unsupported(
+            f"the {load.distribution} arrivals of class '{name}' cannot be divided among generators",
+            hint="give the class Poisson arrivals, or leave generators out",
+        )
+    own = np.random.SeedSequence([load.seed, *seed.generate_state(2)])
+    return replace(load, rate=load.rate / count, seed=int(own.generate_state(1)[0]))
+
+
+def merge(parts: Sequence[Samples]) -> Samples:
+    """The samples of one load that several generators have sent, as if one had.
+
+    The window is what all of them measured. ``extra["generators"]`` keeps what each one did: ``n`` requests scheduled
+    in the window, ``lag_p50_ms`` and ``lag_p99_ms`` of their sends, ``cpu_s``.
+
+    Args:
+        parts: at least one; their stamps are of one clock.
+    """
+    begin = max(part.window[0] for part in parts)
+    window = (begin, max(begin, min(part.window[1] for part in parts)))
+    scheduled = np.concatenate([part.scheduled for part in parts])
+    order = np.argsort(scheduled, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    first = np.cumsum([0, *(len(part.scheduled) for part in parts)])
+    responses = [place[part.response_of + first[index]] for index, part in enumerate(parts)]
+    response_at = np.concatenate([part.response_at for part in parts])
+    by_time = np.argsort(response_at, kind="stable")
+    texts, status = _statuses(parts)
+    return Samples(
+        scheduled=scheduled[order],
+        sent=np.concatenate([part.sent for part in parts])[order],
+        done=np.concatenate([part.done for part in parts])[order],
+        status=status[order],
+        texts=texts,
+        window=window,
+        stopped=any(part.stopped for part in parts),
+        drained=all(part.drained for part in parts),
+        cpu_s=sum(part.cpu_s for part in parts),
+        extra={
+            "connections": sum(int(part.extra.get("connections", 0)) for part in parts),
+            "nice": max(int(part.extra.get("nice", 0)) for part in parts),
+            "generators": [_told_of(part, window) for part in parts],
+        },
+        response_of=np.concatenate(responses)[by_time],
+        response_at=response_at[by_time],
+        class_of=np.concatenate([part.class_of for part in parts])[order] if len(parts[0].class_of) else _NO_CLASSES,
+    )
+
+
+def _statuses(parts: Sequence[Samples]) -> tuple[list[str], NDArray[np.int32]]:
+    """All error texts, each once, and every request's status among them; beyond ``MAX_TEXTS`` the last is for all."""
+    texts: dict[str, int] = {}
+    columns = []
+    for part in parts:
+        codes = np.arange(len(part.texts) + 1, dtype=np.int32)
+        for index, text in enumerate(part.texts):
+            known = texts.setdefault(text, len(texts) + 1) if text in texts or len(texts) < MAX_TEXTS else MAX_TEXTS
+            codes[index + 1] = known
+        columns.append(np.where(part.status > OK, codes[np.maximum(part.status, 0)], part.status).astype(np.int32))
+    return list(texts), np.concatenate(columns)
+
+
+def _told_of(part: Samples, window: tuple[int, int]) -> Mapping[str, Any]:
+    inside = (part.scheduled >= window[0]) & (part.scheduled < window[1]) & (part.sent > 0)
+    lag = np.sort((part.sent - part.scheduled)[inside] / 1e6)
+    told = {"n": len(lag), "lag_p50_ms": nearest_rank(lag, 0.5), "lag_p99_ms": nearest_rank(lag, 0.99)}
+    return told | {"cpu_s": part.cpu_s}
