@@ -220,7 +220,7 @@ class RecordRing:
         """
         if priority > MAX_INT64:
             priority = MAX_INT64
-        if len(error) > MAX_ERROR or len(request_id) > MAX_ID:
+        if error or request_id:
             error, request_id = shortened(error, MAX_ERROR), shortened(request_id, MAX_ID)
         texts = (model, request_id, client, shape_key, instance, status, error)
         table = self._requests

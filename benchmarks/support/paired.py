@@ -1,0 +1,45 @@
+"""What one thing changes: blocks with and without it in turn, judged pair by pair, so that drift hits both alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Figures = Mapping[str, float]
+
+
+def ratios(measure: Callable[[bool], Figures], pairs: int) -> dict[str, list[float]]:
+    """Each figure of a block with it, divided by that of its neighbour without it.
+
+    Args:
+        measure: measures a block, with (True) or without; the order alternates from pair to pair.
+        pairs: how many.
+    """
+    found: dict[str, list[float]] = {}
+    for pair in range(pairs):
+        blocks = {having: measure(having) for having in ((True, False) if pair % 2 else (False, True))}
+        for name, value in blocks[True].items():
+            found.setdefault(name, []).append(value / blocks[False][name])
+    return found
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """The median, and between which of the ordered values the true one lies with about 95 % confidence."""
+    ordered = sorted(values)
+    low = max(0, int((len(ordered) - 1.96 * len(ordered) ** 0.5) / 2))
+    return statistics.median(ordered), ordered[low], ordered[len(ordered) - 1 - low]
+
+
+def changed_row(name: str, values: list[float], *, goal_percent: float | None = None) -> dict[str, Any]:
+    """A row with the change in percent, its interval as the spread; met where it stays below the goal in size."""
+    value, low, high = (100 * (each - 1) for each in interval(values))
+    return {
+        "name": name,
+        "value": round(value, 2),
+        "unit": "% (median of pairs)",
+        "goal": None if goal_percent is None else f"within {goal_percent:g} %",
+        "met": None if goal_percent is None else abs(value) < goal_percent,
+        "n": len(values),
+        "spread": {"low": round(low, 2), "high": round(high, 2)},
+    }
