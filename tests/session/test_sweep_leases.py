@@ -16,7 +16,7 @@ from asking import wait_until
 
 import workbench as wb
 from workbench.errors import NotReady
-from workbench.profiling import SweepJob, SweepResult
+from workbench.profiling import Progress, SweepJob, SweepResult
 from workbench.session.remote import TritonServer, WorkbenchServer
 
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
@@ -160,6 +160,28 @@ def test_two_sweeps_of_a_remote_server_from_here_are_kept_apart(remote: TritonSe
             second.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
     finally:
         assert job.wait(60) is not None
+
+
+def test_a_sweep_of_a_remote_server_ends_when_somebody_else_changes_the_model(remote: TritonServer) -> None:
+    before = remote.model_config("double")
+
+    def elsewhere(progress: Progress) -> None:
+        """What a sweep on another machine does: its journal is not seen here."""
+        if progress.done == 1:
+            with wb.connect(remote.url) as second:
+                second.load("double", config={**before, "max_batch_size": 4})
+
+    result = remote.sweep(
+        "double", {DELAY: [70]}, concurrency=[1, 2, 3], on_progress=elsewhere, **QUICK | {"duration_s": 0.1}
+    )
+    try:
+        assert isinstance(result, SweepResult)
+        assert [bool(point.error) for point in result] == [False, True]
+        assert "somebody else has changed 'double'" in result.error
+        assert "max_batch_size" in result.error
+        assert remote.model_config("double")["max_batch_size"] == 4, "theirs is not overwritten"
+    finally:
+        remote.load("double", config=before)
 
 
 def test_what_a_killed_sweep_left_on_a_remote_server_is_put_back_by_the_next_one(remote: TritonServer) -> None:

@@ -6,6 +6,7 @@ nothing behind; two sweeps of one model are kept apart wherever they run.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -107,6 +108,19 @@ class Hold:
             if not self._leases:
                 self._wake.set()
                 self._thread = None
+
+    def check(self) -> str:
+        """Why a model is not held any more, though it was not given back; empty while all is well.
+
+        Where the server cannot tell, the desk looks whether somebody else has changed it (``changed(name, lease)``).
+        """
+        look = getattr(self._desk, "changed", None)
+        if look is not None and not self.lost:
+            with self._lock:
+                leases = dict(self._leases)
+            with contextlib.suppress(WorkbenchError):  # a server that is gone is found by whoever measures
+                self.lost = next(filter(None, (look(model, lease) for model, lease in leases.items())), "")
+        return self.lost
 
     def _beat(self, wake: threading.Event) -> None:
         while not wake.wait(self._ttl_s / 4):

@@ -2,7 +2,8 @@
 
 A journal a model and address says who sweeps it and what its configuration was. A sweep that is killed leaves its
 journal; whoever sweeps the model next from here puts the configuration back first, and ``connect`` finds it, so that
-``server.revert(model)`` does. Sweeps of one address from two machines do not see each other.
+``server.revert(model)`` does. Sweeps of one address from two machines do not see each other's journals: each reads back
+what is loaded after every point, and ends in words when somebody else has changed it.
 """
 
 from __future__ import annotations
@@ -83,6 +84,20 @@ class JournalDesk:
         finally:
             with contextlib.suppress(Exception):  # "changing" says enough
                 _write(path, {**entry, "applied": self._server.model_config(name), "changing": False})
+
+    def changed(self, name: str, lease: str, /) -> str:
+        """Whether somebody else has loaded another configuration since ours was, in words; empty where not."""
+        entry = self._own(name, lease)
+        now = self._server.model_config(name)
+        applied = entry["applied"]
+        if now == applied:
+            return ""
+        fields = sorted(key for key in {*now, *applied} if now.get(key) != applied.get(key))
+        return (
+            f"somebody else has changed '{name}' at {self._server.url} while it was swept from here "
+            f"({', '.join(fields)}): this server keeps no two sweeps apart. Points before this one are as they were "
+            "measured; what is loaded now stays"
+        )
 
     def release_lease(self, name: str, lease: str, /) -> None:
         """Loads the configuration that was there, unless somebody else has loaded another one since."""

@@ -121,7 +121,7 @@ class SessionTarget:
 
     def lost(self) -> str:
         """Why a model is not held any more, though it was not given back; empty while all is well."""
-        return self._held.lost
+        return self._held.check()
 
     def configure(self, model: str, edits: Sequence[Any]) -> Any:
         """Applies edits in memory, under a lease.
