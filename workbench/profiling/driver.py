@@ -1,4 +1,4 @@
-"""The measuring side of the load generator: starts its process, gives it runs, and hears from it."""
+"""The measuring side of a load generator: starts its process, gives it runs, and hears from it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InternalError
 from workbench.profiling.frames import read_frame, write_frame
 from workbench.profiling.load import Load, schedule
+from workbench.profiling.plan import Plan
 from workbench.profiling.samples import Samples, unpack
 
 OnEvent = Callable[[dict[str, Any]], None]
+
+Frame = tuple[dict[str, Any], bytes]
+"""What a generator says: an event and its raw columns."""
 
 _START_S = 30.0
 _SLACK_S = 30.0
 # -P: a user's random.py beside the notebook must not be imported; hence this package's own path comes last, too.
 _BOOTSTRAP = "import sys; sys.path.extend(sys.argv[1:]); from workbench.profiling.generator import main; main()"
+
+
+_NO_OFFSETS = np.empty(0, np.int64)
+
+STOP_NS = 10_000_000_000
+"""A generator that was told to stop has so long to hand over what it has."""
+
+
+def longest_ns(load: Load) -> int:
+    """How long a run of a load takes at most; a generator that is silent for longer hangs."""
+    return int((load.longest_warmup_s + load.longest_s + load.drain_s + _SLACK_S) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +55,8 @@ class Job:
     url: str
     protocol: Literal["http", "grpc"]
     messages: Sequence[bytes]
+    plan: Plan | None = None
+    """Which of the messages are whose; None: all of one class, in rotation."""
 
 
 def _extra_path() -> list[str]:
@@ -47,12 +67,18 @@ def _extra_path() -> list[str]:
 
 
 class GeneratorProcess:
-    """A load generator in a process of its own, used for one run after the other. Not thread-safe, save ``kill``."""
+    """A load generator in a process of its own, used for one run after the other. Not thread-safe.
 
-    def __init__(self, *, clock: Clock = monotonic_ns) -> None:
+    Args:
+        clock: CLOCK_MONOTONIC.
+        news: set whenever the process has said something or has ended, for who listens to several.
+    """
+
+    def __init__(self, *, clock: Clock = monotonic_ns, news: threading.Event | None = None) -> None:
         self._clock = clock
+        self._news = news if news is not None else threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._frames: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue()
+        self._frames: queue.Queue[Frame | None] = queue.Queue()
         self._stderr: Any = None
 
     @property
@@ -66,8 +92,13 @@ class GeneratorProcess:
         Raises:
             InternalError: it does not come up.
         """
+        if self.launch():
+            self.greet()
+
+    def launch(self) -> bool:
+        """Starts the process without waiting until it is there (``greet`` does); False where it runs already."""
         if self.pid is not None:
-            return
+            return False
         self.close()
         self._frames = queue.Queue()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -79,6 +110,14 @@ class GeneratorProcess:
             start_new_session=True,
         )
         threading.Thread(target=self._read, args=(self._process, self._frames), name="generator", daemon=True).start()
+        return True
+
+    def greet(self) -> None:
+        """Waits until a process that was launched is there.
+
+        Raises:
+            InternalError: it does not come up.
+        """
         try:
             frame = self._frames.get(timeout=_START_S)
         except queue.Empty:
@@ -88,16 +127,15 @@ class GeneratorProcess:
                 f"the load generator did not start{self._last_words()}", where=f"{sys.executable} -m {__package__}"
             )
 
-    @staticmethod
-    def _read(process: subprocess.Popen[bytes], frames: queue.Queue[tuple[dict[str, Any], bytes] | None]) -> None:
-        try:
-            while True:
+    def _read(self, process: subprocess.Popen[bytes], frames: queue.Queue[Frame | None]) -> None:
+        frame: Frame | None = ({}, b"")
+        while frame is not None:
+            try:
                 frame = read_frame(process.stdout)  # type: ignore[arg-type]
-                frames.put(frame)
-                if frame is None:
-                    return
-        except (OSError, ValueError):
-            frames.put(None)
+            except (OSError, ValueError):
+                frame = None
+            frames.put(frame)
+            self._news.set()
 
     def run(self, job: Job, on_event: OnEvent, stop: threading.Event | None = None) -> Samples:
         """Runs one load point; ``on_event`` hears of the window's edges as they happen.
@@ -112,54 +150,81 @@ class GeneratorProcess:
             InternalError: the generator died or hung; its last words are in the text.
         """
         self.start()
-        load = job.load
-        offsets = schedule(load).tobytes() if load.kind == "open" else b""
-        head = {
-            "cmd": "run",
-            "load": load.to_json(),
-            "url": job.url,
-            "protocol": job.protocol,
-            "sizes": [len(message) for message in job.messages],
-        }
-        self._send(head, b"".join(job.messages) + offsets)
-        deadline = self._clock() + int((load.longest_warmup_s + load.longest_s + load.drain_s + _SLACK_S) * 1e9)
+        self.begin(job, schedule(job.load) if job.load.kind == "open" else _NO_OFFSETS)
         try:
-            return self._follow(job, on_event, stop, deadline)
+            return self._follow(job, on_event, stop, self._clock() + longest_ns(job.load))
         except BaseException:
             # Ctrl-C, or a measurement that failed half way: nobody would read the answers, and the load must end now.
             self.close()
             raise
+
+    def begin(self, job: Job, offsets: NDArray[np.int64], *, led: bool = False) -> None:
+        """Hands over a run; ``offsets`` are when an open loop sends. One that is ``led`` waits for its turns."""
+        plan = job.plan or Plan.plain(len(job.messages), streaming=job.load.streaming)
+        head = {
+            "cmd": "run",
+            "load": job.load.to_json(),
+            "url": job.url,
+            "protocol": job.protocol,
+            "sizes": [len(message) for message in job.messages],
+            "plan": plan.to_json(),
+            "led": led,
+        }
+        self.tell(head, b"".join(job.messages) + offsets.tobytes())
 
     def _follow(self, job: Job, on_event: OnEvent, stop: threading.Event | None, deadline: int) -> Samples:
         stopping = False
         while True:
             if stop is not None and stop.is_set() and not stopping:
                 stopping = True
-                self._send({"cmd": "stop"})
-                deadline = min(deadline, self._clock() + 10_000_000_000)
+                self.tell({"cmd": "stop"})
+                deadline = min(deadline, self._clock() + STOP_NS)
             try:
                 frame = self._frames.get(timeout=0.05)
             except queue.Empty:
                 if self._clock() > deadline:
                     raise InternalError("the load generator does not answer any more", where=job.url) from None
                 continue
-            if frame is None:
-                raise InternalError(f"the load generator ended during a run{self._last_words()}", where=job.url)
-            head, blob = frame
-            event = head["event"]
-            if event == "done":
-                return unpack(head, blob)
-            if event == "unreachable":
-                raise ConnectionFailed(
-                    f"no server answers at {job.url}: {head['text']}",
-                    where=job.url,
-                    hint="check that the server runs and that address and port are right",
-                )
-            if event == "failed":
-                raise InternalError(f"the load generator failed: {head['text']}", where=job.url)
-            on_event(head)
+            samples = self.result(frame, job.url)
+            if samples is not None:
+                return samples
+            if frame is not None:
+                on_event(frame[0])
 
-    def _send(self, head: dict[str, Any], blob: bytes = b"") -> None:
+    def heard(self) -> list[Frame | None]:
+        """What it has said since the last time, without waiting; None at the end where it has ended."""
+        frames = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                frames.append(self._frames.get_nowait())
+        return frames
+
+    def result(self, frame: Frame | None, url: str) -> Samples | None:
+        """The samples where a frame has them; None where the run goes on.
+
+        Raises:
+            ConnectionFailed: the frame says that nobody answers at the address.
+            InternalError: it says that the run failed, or (None) that the process has ended.
+        """
+        if frame is None:
+            raise InternalError(f"the load generator ended during a run{self._last_words()}", where=url)
+        head, blob = frame
+        if head["event"] == "unreachable":
+            raise ConnectionFailed(
+                f"no server answers at {url}: {head['text']}",
+                where=url,
+                hint="check that the server runs and that address and port are right",
+            )
+        if head["event"] == "failed":
+            raise InternalError(f"the load generator failed: {head['text']}", where=url)
+        return unpack(head, blob) if head["event"] == "done" else None
+
+    def tell(self, head: dict[str, Any], blob: bytes = b"") -> None:
+        """Sends a command.
+
+        Raises:
+            InternalError: the process has ended.
+        """
         process = self._process
         if process is None or process.stdin is None:
             raise InternalError("the load generator is closed")

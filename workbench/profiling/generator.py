@@ -1,7 +1,8 @@
 """The load generator's process: ``python -m workbench.profiling.generator``.
 
 It reads frames from standard input (``frames``) and answers on standard output. A ``run`` frame carries the load, the
-address and the encoded requests; ``stop`` ends a run early. When standard input closes, or the parent is gone, the
+address and the encoded requests; ``stop`` ends a run early. A run that is one of several says ``ready`` and is told
+when to ``begin``, to ``open`` its window and to ``end`` it. When standard input closes, or the parent is gone, the
 process exits at once, whatever it is doing.
 """
 
@@ -19,7 +20,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from workbench.profiling.frames import read_frame, write_frame
+from workbench.profiling.led import TURNS, Led
 from workbench.profiling.load import Load
+from workbench.profiling.plan import Plan
 from workbench.profiling.recorder import Recorder
 from workbench.profiling.runner import LoadRun, MakeTransport, Transport
 from workbench.profiling.samples import pack
@@ -31,6 +34,7 @@ class _Generator:
         self._answers = answers
         self._parent = os.getppid()
         self._run: LoadRun | None = None
+        self._led: Led | None = None
         self._stop_asked = False
         self._queue: asyncio.Queue[tuple[dict[str, Any], bytes]] = asyncio.Queue()
 
@@ -51,7 +55,7 @@ class _Generator:
             except Exception as error:
                 self._emit({"event": "failed", "text": f"{type(error).__name__}: {error}"})
             finally:
-                self._run = None
+                self._run = self._led = None
 
     async def _one(self, head: dict[str, Any], blob: bytes) -> None:
         load = Load.from_json(head["load"])
@@ -61,7 +65,9 @@ class _Generator:
             bodies.append(blob[offset : offset + size])
             offset += size
         offsets = np.frombuffer(blob, dtype=np.int64, offset=offset) if len(blob) > offset else np.empty(0, np.int64)
-        self._run = LoadRun(load, len(bodies), offsets, _transport_maker(head, bodies), self._emit)
+        self._led = Led(self._tell) if head["led"] else None
+        plan = Plan.from_json(head["plan"])
+        self._run = LoadRun(load, plan, bodies, offsets, _transport_maker(head), self._emit, led=self._led)
         if self._stop_asked:
             self._run.stop()
         described, columns = pack(await self._run.run())
@@ -73,8 +79,11 @@ class _Generator:
             frame = read_frame(self._commands)
             if frame is None:
                 os._exit(0)
-            if frame[0]["cmd"] == "stop":
+            command = frame[0]["cmd"]
+            if command == "stop":
                 loop.call_soon_threadsafe(self._stop)
+            elif command in TURNS:
+                loop.call_soon_threadsafe(self._turn, frame[0])
             else:
                 loop.call_soon_threadsafe(self._accept, frame)
 
@@ -88,9 +97,16 @@ class _Generator:
         if self._run is not None:
             self._run.stop()
 
-    def _emit(self, event: dict[str, Any]) -> None:
+    def _turn(self, command: dict[str, Any]) -> None:
+        if self._led is not None:
+            self._led.set(command["cmd"], command["at"])
+
+    def _tell(self, answers: bytes) -> None:
+        self._emit({"event": "answers"}, answers)
+
+    def _emit(self, event: dict[str, Any], blob: bytes = b"") -> None:
         try:
-            write_frame(self._answers, event)
+            write_frame(self._answers, event, blob)
         except OSError:
             os._exit(0)
 
@@ -101,17 +117,15 @@ class _Generator:
                 os._exit(0)
 
 
-def _transport_maker(head: dict[str, Any], bodies: list[bytes]) -> MakeTransport:
-    streaming = bool(head["load"]["streaming"])
-
+def _transport_maker(head: dict[str, Any]) -> MakeTransport:
     def make(recorder: Recorder, on_done: Callable[[int, str | None], None]) -> Transport:
         if head["protocol"] == "grpc":
             from workbench.profiling.grpc_load import GrpcTransport
 
-            return GrpcTransport(head["url"], bodies, recorder, on_done, streaming=streaming)
+            return GrpcTransport(head["url"], recorder, on_done)
         from workbench.profiling.http_load import HttpTransport
 
-        return HttpTransport(head["url"], bodies, recorder, on_done, streaming=streaming)
+        return HttpTransport(head["url"], recorder, on_done)
 
     return make
 

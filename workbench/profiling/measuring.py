@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workbench.clock import sleep, utc_now_iso
 from workbench.errors import Unsupported
+from workbench.profiling.class_side import class_figures
 from workbench.profiling.client_side import client_side
 from workbench.profiling.cpu import CpuReading, machine_cpus, read_cpu
 from workbench.profiling.device import device_kind
-from workbench.profiling.driver import GeneratorProcess, Job
+from workbench.profiling.driver import Job
+from workbench.profiling.encoding import encode
 from workbench.profiling.figures import batch_reasons, client_fields, cpu_fields, server_fields, stream_fields
+from workbench.profiling.generators import Generators
 from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.kernel_load import KernelLoad
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
-from workbench.profiling.requests import Inputs, Prepared, encode, prepare
+from workbench.profiling.requests import Inputs, Prepared, prepare
 from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import Counters, ServerSide, counters, difference, of_steps
+from workbench.profiling.shared import SharedTensors
 from workbench.profiling.stream_side import stream_side
 from workbench.profiling.target import InKernelTarget, Target, pid_of, try_statistics
 from workbench.profiling.verdict import Evidence, MeasureOptions, judge
@@ -77,7 +85,7 @@ class Measurer:
         self._stop = stop if stop is not None else threading.Event()
         self._on_event = on_event
         self._options = options if options is not None else MeasureOptions()
-        self._generator = GeneratorProcess(clock=self._options.clock)
+        self._generators = Generators(clock=self._options.clock)
         self._cursor = -1
         self._environment: dict[str, Any] | None = None
 
@@ -115,13 +123,16 @@ class Measurer:
         edges = _Edges()
         models = [model, *composing(target, config)] if before is not None else []
         samples = self._load(load, prepared, edges, models)
-        after = self._settled(before, samples)
+        own = samples.only(_of_model(samples, prepared, model))
+        after = self._settled(before, own)
         records = self._records(samples, notes)
         whole = difference(before, after) if before is not None and after is not None else None
         window = _split(edges.statistics) if len(edges.statistics) == 2 else None
-        client = client_side(samples, load, prepared.rows, self._options.stability)
+        classes = prepared.plan.classes
+        rows = prepared.rows if len(classes) == 1 else [kind.rows for kind in classes]
+        client = client_side(samples, load, rows, self._options.stability)
         cpu = cpu_fields(edges.cpu, samples)
-        evidence = Evidence(load, samples, client, window, whole, cpu, machine_cpus())
+        evidence = Evidence(load, samples, client, window, whole, cpu, machine_cpus(), own)
         reasons, remarks = judge(target, evidence, self._options)
         notes += remarks
         if epoch is not None and target.epoch(model) != epoch:
@@ -141,6 +152,7 @@ class Measurer:
             environment=self._surroundings(),
             **client_fields(client, samples),
             **(stream_fields(stream_side(samples, load)) if load.streaming else {}),
+            classes=class_figures(samples, load, prepared.plan),
             **server_fields(window),
             **cpu,
             batch_reasons=batch_reasons(records, model, samples.window),
@@ -152,8 +164,8 @@ class Measurer:
         return Measured(point, samples, records)
 
     def close(self) -> None:
-        """Ends the generator's process."""
-        self._generator.close()
+        """Ends the generators' processes."""
+        self._generators.close()
 
     def __enter__(self) -> Measurer:
         return self
@@ -177,10 +189,20 @@ class Measurer:
         if self.target.protocol == "in-kernel":
             if not isinstance(self.target, InKernelTarget):
                 raise Unsupported("this target lies in the kernel but takes no requests (it has no submit)")
-            run = KernelLoad(self.target, prepared.requests, load, on_event=on_event, stop=self._stop)
+            if load.generators > 1:
+                raise Unsupported(
+                    f"{load.generators} generators were asked for, but load in this kernel comes from one thread",
+                    hint="serve the repository (wb.serve) and measure that",
+                )
+            run = KernelLoad(self.target, prepared, load, on_event=on_event, stop=self._stop)
             return run.run()
-        job = Job(load, self.target.url, self.target.protocol, encode(self.target, prepared.requests, load))
-        return self._generator.run(job, on_event, self._stop)
+        with contextlib.ExitStack() as stack:
+            shared = None
+            if load.shared_memory != "none":
+                shared = stack.enter_context(SharedTensors(self.target, prepared.requests, load.output_bytes))
+            messages, plan = encode(self.target, prepared, shared)
+            job = Job(load, self.target.url, self.target.protocol, messages, plan)
+            return self._generators.run(job, on_event, self._stop)
 
     def _counters(self) -> tuple[Counters | None, str]:
         statistics, complaint = try_statistics(self.target, self.model)
@@ -267,6 +289,15 @@ def measure(
     """
     with Measurer(target, model, inputs=inputs, stop=stop, on_event=on_event, options=options) as measurer:
         return measurer.measure(load)
+
+
+def _of_model(samples: Samples, prepared: Prepared, model: str) -> NDArray[np.bool_]:
+    """Which requests went to the model that is measured."""
+    own = np.array([not kind.model or kind.model == model for kind in prepared.plan.classes])
+    if len(own) == 1:
+        return np.full(len(samples.status), own[0])
+    chosen: NDArray[np.bool_] = own[samples.class_of]
+    return chosen
 
 
 def composing(target: Target, config: Mapping[str, Any]) -> list[str]:

@@ -23,6 +23,9 @@ class Recorder:
         self.sent = array("q")
         self.done = array("q")
         self.status = array("i")
+        self.class_of = array("i")
+        self.held = array("b")
+        """1 for a request that its sequence kept waiting: that it is sent late is no fault of the generator's."""
         self.response_of = array("q")
         self.response_at = array("q")
         self.texts: list[str] = []
@@ -31,12 +34,14 @@ class Recorder:
         self.answered = 0
         self.failed = 0
 
-    def new(self, scheduled: int) -> int:
-        """A request begins; gives its number."""
+    def new(self, scheduled: int, kind: int = 0) -> int:
+        """A request begins, of the class with that index; gives its number."""
         self.scheduled.append(scheduled)
         self.sent.append(0)
         self.done.append(0)
         self.status.append(PENDING)
+        self.class_of.append(kind)
+        self.held.append(0)
         self.in_flight += 1
         return len(self.sent) - 1
 
@@ -76,6 +81,12 @@ class Recorder:
         """Whether a window's figures would be known well enough if it ended at ``end``; see ``stability``."""
         return known_well(*self._answers(), begin, end, clients)
 
+    def answers_between(self, begin: int, end: int) -> bytes:
+        """The requests answered from ``begin`` to before ``end``: when scheduled, and behind that when done, int64."""
+        done = np.array(self.done, dtype=np.int64)
+        chosen = (np.array(self.status, dtype=np.int32) == OK) & (done >= begin) & (done < end)
+        return bytes(np.array(self.scheduled, dtype=np.int64)[chosen].tobytes() + done[chosen].tobytes())
+
     def _answers(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """When requests were answered, and after how many ms."""
         ok = np.array(self.status, dtype=np.int32) == OK
@@ -108,4 +119,6 @@ class Recorder:
             cpu_s,
             response_of=np.array(self.response_of, dtype=np.int64),
             response_at=np.array(self.response_at, dtype=np.int64),
+            class_of=np.array(self.class_of, dtype=np.int32),
+            held=np.array(self.held, dtype=np.bool_),
         )

@@ -7,16 +7,19 @@ import bisect
 import contextlib
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.clock import Clock, monotonic_ns
+from workbench.profiling.led import Led, Turn
 from workbench.profiling.load import Load
+from workbench.profiling.plan import Plan, with_id
 from workbench.profiling.recorder import Recorder
 from workbench.profiling.samples import Samples
+from workbench.profiling.sending import Client, Sender
 from workbench.profiling.wake import Waker
 
 Emit = Callable[[dict[str, Any]], None]
@@ -25,6 +28,8 @@ Emit = Callable[[dict[str, Any]], None]
 _START_DELAY_NS = 5_000_000
 _GIVE_UP_NS = 1_500_000_000
 _LOOK_NS = 100_000_000
+_EARLY_NS = 1_000_000
+_STRIDE = 104_729
 
 
 class Transport(Protocol):
@@ -35,7 +40,7 @@ class Transport(Protocol):
     async def open(self, connections: int) -> None:
         """Connects; raises OSError where nobody answers."""
 
-    def send(self, number: int, example: int) -> None:
+    def send(self, number: int, message: bytes, streaming: bool) -> None:
         """Sends a request; its end is told through ``on_done``."""
 
     async def close(self) -> None:
@@ -50,24 +55,33 @@ MakeTransport = Callable[[Recorder, Callable[[int, str | None], None]], Transpor
 
 
 class LoadRun:
-    """Drives one load point. ``stop`` ends it early; what was measured until then is kept."""
+    """Drives one load point. ``stop`` ends it early; what was measured until then is kept.
+
+    With ``led`` it is one of several that send one load: when it begins and what its window is comes from there.
+    """
 
     def __init__(
         self,
         load: Load,
-        examples: int,
+        plan: Plan,
+        messages: Sequence[bytes],
         offsets: NDArray[np.int64],
         make: MakeTransport,
         emit: Emit,
         clock: Clock = monotonic_ns,
+        led: Led | None = None,
     ) -> None:
         self.load = load
+        self.led = led
         self.emit = emit
         self.clock = clock
         self.recorder = Recorder(clock)
         self.transport = make(self.recorder, self._done)
-        self._examples = examples
-        self._offsets = offsets.tolist()
+        self._plan = plan
+        self._messages = messages
+        ids_from = os.getpid() * _STRIDE + clock() // 1000  # not those of another generator, nor of the run before
+        self._sender = Sender(load, plan, self.recorder, self._transmit, offsets, ids_from=ids_from)
+        self._offsets = self._sender.offsets
         self._next = 0
         self._start = 0
         self._sending = False
@@ -77,9 +91,11 @@ class LoadRun:
         self._window = [0, 0]
         self._cpu = [0.0, 0.0]
         self._answered_before = 0
-        self._idle_clients = 0
+        self._paused = 0
+        self._gone = False
         self._waker: Waker | None = None
         self._warmth: dict[str, Any] = {}
+        self._told_until = 0
 
     async def run(self) -> Samples:
         """The whole point.
@@ -88,19 +104,19 @@ class LoadRun:
             OSError: the server cannot be reached at the start.
         """
         load = self.load
-        first = load.concurrency if load.kind == "closed" else min(64, max(4, int(load.rate * 0.02)))
+        first = sum(part.clients or min(64, max(4, int(part.rate * 0.02))) for part in load.parts)
         try:
             await self.transport.open(min(first, 256))
-            self.transport.spare = 0 if load.kind == "closed" else 4
+            self.transport.spare = 4 if load.has_open else 0
             gc.collect()
             gc.freeze()
             gc.disable()
-            self._begin()
-            await self._watch()
+            self._begin(0 if self.led is None else await self._called(self.led))
+            await (self._watch() if self.led is None else self._follow(self.led))
             drained = await self._drain()
         finally:
             gc.enable()
-            self._sending = False
+            self._sending, self._gone = False, True
             if self._waker is not None:
                 self._waker.close()
             connections = self.transport.connections
@@ -119,26 +135,34 @@ class LoadRun:
         """Ends the run now."""
         self._stopped = True
         self._sending = False
-        self._over.set()
+        self._break_off()
         self._empty.set()
+
+    def _break_off(self) -> None:
+        self._over.set()
+        if self.led is not None:
+            self.led.release(self.clock())
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self, start: int) -> None:
+        """Sends from now on; an open loop's arrivals count from ``start``, 0: from a moment later than now."""
         self._sending = not self._stopped
-        if self.load.kind == "closed":
-            self._start = self.clock()
-            for _ in range(self.load.concurrency):
-                self._send(self.clock())
+        self._start = self.clock()
+        if self._sending:
+            self._sender.begin(self.clock)
+        if not self.load.has_open:
             return
-        self._start = self.clock() + _START_DELAY_NS
+        self._start = start or self.clock() + _START_DELAY_NS
         self._waker = Waker(asyncio.get_running_loop(), self._send_due)
         if self._offsets:
             self._waker.arm(self._start + self._offsets[0])
 
-    def _send(self, scheduled: int) -> None:
-        number = self.recorder.new(scheduled)
-        self.transport.send(number, number % self._examples)
+    def _transmit(self, number: int, message: int, streaming: bool, sequence_id: int) -> None:
+        body = self._messages[message]
+        if sequence_id:
+            body = with_id(body, self._plan.id_at[message], sequence_id, varint=self._plan.varint)
+        self.transport.send(number, body, streaming)
 
     def _send_due(self) -> None:
         offsets, start, recorder = self._offsets, self._start, self.recorder
@@ -151,27 +175,38 @@ class LoadRun:
                 return
             self._next += 1
             if recorder.in_flight >= limit:
-                number = recorder.new(due)
-                recorder.finish(number, f"not sent: {limit} requests were under way already")
+                self._sender.refuse(self._next - 1, due, f"not sent: {limit} requests were under way already")
             else:
-                self._send(due)
+                self._sender.arrive(self._next - 1, due)
 
     def _done(self, number: int, error: str | None) -> None:
         if not self.recorder.finish(number, error):
             return
-        if self._sending and self.load.kind == "closed":
-            now = self.recorder.done[number]
+        client = self._sender.ended(number, error is None)
+        if client is not None and not self._stopped:
             if error is not None:
                 # A server that refuses at once must not be hammered: a failed client pauses for a moment.
-                asyncio.get_running_loop().call_later(0.005, self._again)
+                self._paused += 1
+                asyncio.get_running_loop().call_later(0.005, self._again, client)
             else:
-                self._send(now)
-        elif self.recorder.in_flight == 0 and not self._sending:
-            self._empty.set()
+                self._sender.go_on(client, self.recorder.done[number])
+        self._look_whether_empty()
 
-    def _again(self) -> None:
-        if self._sending:
-            self._send(self.clock())
+    def _again(self, client: Client) -> None:
+        self._paused -= 1
+        if not self._stopped and not self._gone:
+            self._sender.go_on(client, self.clock())
+        self._look_whether_empty()
+
+    def _cease(self) -> None:
+        """Sends nothing more but what ends the sequences that are open."""
+        self._sending = False
+        if not self._stopped:
+            self._sender.finish(self.clock())
+
+    def _look_whether_empty(self) -> None:
+        if not self._sending and self.recorder.in_flight == 0 and self._paused == 0:
+            self._empty.set()
 
     # -- the window ---------------------------------------------------------------------------------------------------
 
@@ -188,14 +223,40 @@ class LoadRun:
             if self._over.is_set() or self._window[1] >= longest or self._enough():
                 break
             await self._until(min(longest, self._window[1] + _LOOK_NS))
-        self._sending = False
+        self._cease()
         self.emit({"event": "window_end", "start": self._window[0], "end": self._window[1]})
+
+    async def _called(self, led: Led) -> int:
+        """Waits for the common start, in a closed loop also until it is there: an open one has a timer for that."""
+        self.emit({"event": "ready"})
+        start = await self._time_of(led, "begin")
+        if self.load.kind == "closed":
+            await asyncio.sleep(max(0, start - self.clock()) / 1e9)
+        return start
+
+    async def _follow(self, led: Led) -> None:
+        begin = await self._time_of(led, "open")
+        # The warm-up's arrivals go on until then; a loop's own timer may be late by a millisecond.
+        await asyncio.sleep(max(0, begin - self.clock() - _EARLY_NS) / 1e9)
+        self._open_window(begin)
+        end = await self._time_of(led, "end")
+        self._window[1], self._cpu[1] = max(end, self._window[0]), _cpu_s()
+        self._cease()
+
+    async def _time_of(self, led: Led, turn: Turn) -> int:
+        while (at := await led.wait(turn, _LOOK_NS / 1e9)) is None:
+            if self._sending:
+                self._show_life()
+                now = self.clock()
+                led.tell(self.recorder.answers_between(self._told_until, now))
+                self._told_until = now
+        return at
 
     async def _warm_up(self) -> None:
         load, begin = self.load, self._start
         longest = begin + int(load.longest_warmup_s * 1e9)
         await self._until(begin + int(load.warmup_s * 1e9))
-        warm = load.warmup_s == 0
+        warm = load.warmup_s == 0 or bool(load.trace)  # a trace has no rate to settle at
         while not warm and not self._over.is_set() and self.clock() < longest:
             warm = self.recorder.warm(begin)
             if not warm:
@@ -208,9 +269,9 @@ class LoadRun:
             return False
         return self.recorder.known_well(begin, end, self.load.clients)
 
-    def _open_window(self) -> None:
-        self._window[0] = self.clock()
-        if self.load.kind == "open" and self.load.warmup_s > 0:
+    def _open_window(self, at: int = 0) -> None:
+        self._window[0] = at or self.clock()
+        if self.load.has_open and self.load.warmup_s > 0:
             # However long the warm-up took, the window has the arrivals that every other window of this load has.
             warmup = int(self.load.longest_warmup_s * 1e9)
             self._next = bisect.bisect_left(self._offsets, warmup)
@@ -232,13 +293,16 @@ class LoadRun:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), min(left / 1e9, 0.2))
-            recorder = self.recorder
-            self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed})
-            if recorder.answered == 0 and recorder.failed >= 10 and self.clock() - self._start > _GIVE_UP_NS:
-                self._over.set()
+            self._show_life()
+
+    def _show_life(self) -> None:
+        recorder = self.recorder
+        self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed})
+        if recorder.answered == 0 and recorder.failed >= 10 and self.clock() - self._start > _GIVE_UP_NS:
+            self._break_off()
 
     async def _drain(self) -> bool:
-        if self.recorder.in_flight and not self._stopped:
+        if (self.recorder.in_flight or self._paused) and not self._stopped:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), self.load.drain_s)
         text = "no answer: the run was stopped" if self._stopped else f"no answer {self.load.drain_s:g} s after the end"

@@ -43,6 +43,7 @@ class Evidence:
     over the whole run (None where it gives none).
 
     ``cpu`` is who used the processors, as ``figures.cpu_fields`` gives it, of ``cpus`` in all.
+    ``own`` has the requests that went to the model that is measured; None: all did.
     """
 
     load: Load
@@ -52,6 +53,7 @@ class Evidence:
     whole: ServerSide | None
     cpu: Mapping[str, float] = field(default_factory=dict)
     cpus: int = 0
+    own: Samples | None = None
 
 
 def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[list[str], list[str]]:
@@ -61,6 +63,7 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
     notes: list[str] = []
     if samples.stopped:
         reasons.append("the measurement was stopped before its end")
+    reasons += samples.extra.get("lost", ())
     said = next(iter(samples.errors()), "")
     said = f": {said[:300]}" if said else ""
     if client.n == 0:
@@ -85,13 +88,16 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
         (reasons if too_much else notes).append(text)
     if target.protocol == "in-kernel":
         notes.append("the load came from a thread of this kernel, which shares the GIL with the engine")
+        if evidence.load.shared_memory != "none":
+            notes.append("shared memory was not used: in this kernel tensors are handed over as they are")
     watching = watchers_of(target)
     taken = _others(evidence, options, watching)
     if taken:
         (reasons if taken[0] else notes).append(taken[1])
     elif watching:
         notes.append(f"{watching} meanwhile")
-    reasons += _conservation(evidence)
+    if "lost" not in samples.extra:  # else the server has served requests that nobody knows of any more
+        reasons += _conservation(evidence)
     return reasons, notes
 
 
@@ -119,14 +125,21 @@ def _others(evidence: Evidence, options: MeasureOptions, watching: str) -> tuple
 def _lag(evidence: Evidence, options: MeasureOptions) -> list[str]:
     """A late send of an open loop delays whoever comes after it, so its worst counts. A closed loop only sends a little
     less when its generator is late now and then; always being late makes it another load."""
-    name, q = ("p99", 0.99) if evidence.load.kind == "open" else ("p50", 0.5)
-    lag, latency = evidence.client.lag_at(q), evidence.client.at(q)
-    if lag > options.lag_limit_ms and lag > options.lag_share * latency:
-        return [
-            f"the load generator was late: send lag {name} {lag:.2f} ms, {lag / latency:.0%} of the {name} latency "
-            "(the machine is too busy for this load)"
-        ]
-    return []
+    name, q = ("p99", 0.99) if evidence.load.has_open else ("p50", 0.5)
+    latency = evidence.client.at(q)
+    lags = {"the load generator": evidence.client.lag_at(q)}
+    # Of several the one that was late may vanish among the others, though its part of the load was another.
+    several = evidence.samples.extra.get("generators", ())
+    for number, each in enumerate(several, 1):
+        lags[f"load generator {number} of {len(several)}"] = float(each[f"lag_{name}_ms"])
+    late = {who: lag for who, lag in lags.items() if lag > options.lag_limit_ms and lag > options.lag_share * latency}
+    if len(late) > 1:
+        late.pop("the load generator", None)  # which of them says more
+    return [
+        f"{who} was late: send lag {name} {lag:.2f} ms, {lag / latency:.0%} of the {name} latency "
+        "(the machine is too busy for this load)"
+        for who, lag in late.items()
+    ]
 
 
 def _conservation(evidence: Evidence) -> list[str]:
@@ -139,7 +152,10 @@ def _conservation(evidence: Evidence) -> list[str]:
         reasons.append(f"requests were lost: {total} begun, {answered} answered, {failed} failed")
     if (window is not None and window.reset) or (whole is not None and whole.reset):
         reasons.append("the server's statistics were reset: the model was reloaded during the measurement")
-    elif whole is not None and whole.success < answered:
+    answered = int((evidence.own or samples).ok.sum())
+    if reasons:
+        return reasons
+    if whole is not None and whole.success < answered:
         reasons.append(
             f"the server counted {whole.success} successes, but {answered} answers came (was the model reloaded?)"
         )
