@@ -203,7 +203,11 @@ class Captures:
             for capture in captures:
                 capture.add(arrival, head, request.id, data)
             return
-        if sum(each.data.size for each in request.inputs if each.datatype == "BYTES") < _ON_THREAD:
+        strings = 0
+        for each in request.inputs:
+            if each.datatype == "BYTES":
+                strings += each.data.size
+        if strings < _ON_THREAD:
             _add(captures, arrival, request)
             return
         copied = [Tensor(each.name, each.datatype, each.shape, each.data.copy()) for each in request.inputs]

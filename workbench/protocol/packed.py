@@ -11,6 +11,7 @@ how many requests (``n``); then, little-endian, ``arrivals`` (int64, nanoseconds
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from workbench.protocol.binary import Buffer, from_buffer, to_buffer
 from workbench.protocol.tensors import InferenceRequest, RequestedOutput
 
 VERSION = 1
+
+_LITTLE = sys.byteorder == "little"
 
 Head = tuple[Any, ...]
 """Version asked for, outputs, parameters, priority, timeout, sequence id, start, end, client, front end, inputs."""
@@ -35,12 +38,11 @@ _REQUEST_BYTES, _TENSOR_BYTES, _HEAD_BYTES, _ITEM_BYTES = 224, 64, 512, 160
 
 def head_of(request: InferenceRequest) -> Head:
     """What a request says besides its id and data."""
-    form = request.form
-    inputs = tuple((each.name, each.datatype, each.shape) for each in request.inputs) if form is None else form.kinds
+    form, outputs, parameters = request.form, request.outputs, request.parameters
     return (
         request.model_version,
-        tuple((each.name, tuple(each.parameters.items())) for each in request.outputs),
-        tuple(request.parameters.items()),
+        tuple([(each.name, tuple(each.parameters.items())) for each in outputs]) if outputs else (),
+        tuple(parameters.items()) if parameters else (),
         request.priority,
         request.timeout,
         request.sequence_id,
@@ -48,13 +50,20 @@ def head_of(request: InferenceRequest) -> Head:
         request.sequence_end,
         request.client,
         request.front,
-        inputs,
+        tuple([(each.name, each.datatype, each.shape) for each in request.inputs]) if form is None else form.kinds,
     )
 
 
 def data_of(request: InferenceRequest) -> tuple[bytes, ...]:
     """The bytes of its tensors: a copy, whatever becomes of the arrays."""
-    return tuple([bytes(to_buffer(each)) for each in request.inputs])
+    return tuple([_bytes_of(each) for each in request.inputs])
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    array = tensor.data
+    if tensor.datatype != "BYTES" and _LITTLE and array.dtype.isnative:
+        return array.tobytes()
+    return bytes(to_buffer(tensor))
 
 
 def head_bytes(head: Head) -> int:
