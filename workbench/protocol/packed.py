@@ -20,7 +20,7 @@ import numpy as np
 from workbench.errors import InvalidRequest
 from workbench.protocol import json_data as js
 from workbench.protocol.binary import Buffer, from_buffer, to_buffer
-from workbench.protocol.tensors import InferenceRequest, RequestedOutput
+from workbench.protocol.tensors import InferenceRequest, RequestedOutput, Tensor
 
 VERSION = 1
 
