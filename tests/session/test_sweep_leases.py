@@ -169,7 +169,7 @@ def test_a_sweep_of_a_remote_server_ends_when_somebody_else_changes_the_model(re
         """What a sweep on another machine does: its journal is not seen here."""
         if progress.done == 1:
             with wb.connect(remote.url) as second:
-                second.load("double", config={**before, "max_batch_size": 4})
+                second.configure("double", f"{DELAY}=31")
 
     result = remote.sweep(
         "double", {DELAY: [70]}, concurrency=[1, 2, 3], on_progress=elsewhere, **QUICK | {"duration_s": 0.1}
@@ -178,8 +178,8 @@ def test_a_sweep_of_a_remote_server_ends_when_somebody_else_changes_the_model(re
         assert isinstance(result, SweepResult)
         assert [bool(point.error) for point in result] == [False, True]
         assert "somebody else has changed 'double'" in result.error
-        assert "max_batch_size" in result.error
-        assert remote.model_config("double")["max_batch_size"] == 4, "theirs is not overwritten"
+        assert "(dynamic_batching)" in result.error
+        assert delay_of(remote) == 31, "theirs is not overwritten"
     finally:
         remote.load("double", config=before)
 
