@@ -1,0 +1,160 @@
+"""Several generator processes that send one load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from scripted_target import INPUTS, ScriptedServer
+
+from workbench.errors import InternalError, InvalidRequest
+from workbench.profiling import Load, MeasureOptions, Measurer, Samples, ServerTarget
+from workbench.profiling.driver import Job
+from workbench.profiling.generators import Generators
+from workbench.profiling.http_load import http_messages
+from workbench.profiling.load import schedule
+from workbench.profiling.merging import merge, share_out
+
+
+def newest_child() -> int:
+    """The generator that was started last."""
+    return max(child.pid for child in psutil.Process().children())
+
+
+def job(server: ScriptedServer, load: Load) -> Job:
+    return Job(load, server.url, "http", http_messages(server.url, "/v2/models/m/infer", [({}, b"{}")]))
+
+
+@pytest.mark.parametrize("distribution", ["constant", "poisson"])
+def test_the_parts_of_an_open_loop_are_the_arrivals_of_one(distribution: str) -> None:
+    load = Load.open(2000, distribution, duration_s=10, seed=7, generators=3)  # type: ignore[arg-type]
+    parts = share_out(load)
+    assert np.array_equal(np.sort(np.concatenate([offsets for _, offsets in parts])), schedule(load))
+    again = share_out(load)
+    assert all(np.array_equal(a[1], b[1]) for a, b in zip(parts, again, strict=True))
+    if distribution == "poisson":
+        # Each is a Poisson process of its own: gaps as variable as exponential ones, counts unrelated to the others'.
+        counts = [np.bincount(offsets // 20_000_000, minlength=1000)[:1000] for _, offsets in parts]
+        for _, offsets in parts:
+            gaps = np.diff(offsets)
+            assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.05)
+        assert np.abs(np.corrcoef(counts) - np.eye(3)).max() < 0.1
+
+
+def test_clients_are_divided_and_too_few_are_refused() -> None:
+    parts = share_out(Load.closed(8, generators=3))
+    assert [part.concurrency for part, _ in parts] == [3, 3, 2]
+    with pytest.raises(InvalidRequest, match="3 generators cannot divide 2 clients"):
+        Load.closed(2, generators=3)
+
+
+def test_samples_are_merged_with_their_errors_and_responses() -> None:
+    def samples(scheduled: list[int], status: list[int], texts: list[str], responses: list[int]) -> Samples:
+        at = np.array(scheduled, np.int64)
+        responses_at = at[responses] + 3 if responses else np.empty(0, np.int64)
+        return Samples(
+            at, at + 1, at + 5, np.array(status, np.int32), texts, (10, 100), cpu_s=0.5,
+            response_of=np.array(responses, np.int64), response_at=responses_at,
+        )  # fmt: skip
+
+    merged = merge([samples([10, 30, 50], [0, 1, 0], ["no"], [0, 2]), samples([20, 40], [2, 1], ["no", "late"], [1])])
+    assert merged.scheduled.tolist() == [10, 20, 30, 40, 50]
+    assert merged.errors() == {"no": 2, "late": 1}
+    assert [int(merged.scheduled[i]) for i in merged.response_of] == [10, 40, 50]
+    assert merged.response_at.tolist() == [13, 43, 53]
+    assert merged.cpu_s == 1.0
+    assert [each["n"] for each in merged.extra["generators"]] == [3, 2]
+
+
+def test_three_generators_add_up_to_the_load_that_was_asked_for() -> None:
+    events: list[dict[str, object]] = []
+    with ScriptedServer(lambda n: 0.02) as server, Generators() as generators:
+        load = Load.open(300, duration_s=0.6, max_duration_s=0.6, warmup_s=0.1, max_warmup_s=0.3, generators=3)
+        samples = generators.run(job(server, load), events.append)
+        assert len(generators.pids) == 3
+        begin, end = samples.window
+        inside = (samples.scheduled >= begin) & (samples.scheduled < end)
+        whole = schedule(load)
+        expected = whole[(whole >= int(0.3e9)) & (whole < int(0.3e9) + end - begin)]
+        assert np.array_equal(samples.scheduled[inside] - begin, expected - int(0.3e9))  # as of one, to the nanosecond
+        assert samples.ok.all()
+        assert ((samples.done - samples.sent) >= 19_000_000).all()
+        assert [event["event"] for event in events if event["event"] != "progress"] == ["window", "window_end"]
+
+        closed = generators.run(job(server, Load.closed(4, duration_s=0.3, warmup_s=0, generators=2)), events.append)
+        assert closed.extra["connections"] == 4
+        per_second = closed.ok.sum() / closed.seconds
+        assert per_second == pytest.approx(4 / 0.02, rel=0.25)
+
+
+def test_one_that_is_killed_fails_the_point_and_the_others_data_are_kept() -> None:
+    killed: list[int] = []
+    with ScriptedServer(lambda n: 0.002) as server:
+        measurer = Measurer(ServerTarget(server.url), "m", inputs=INPUTS, on_event=lambda event: kill(event))
+
+        def kill(event: object) -> None:
+            if isinstance(event, dict) and event["event"] == "window" and not killed:
+                killed.append(newest_child())
+                os.kill(killed[0], signal.SIGKILL)
+
+        with measurer:
+            load = Load.closed(4, duration_s=20, warmup_s=0.2, max_warmup_s=0.2, generators=2)
+            measured = measurer.run(load)
+            assert not measured.point.valid
+            assert "load generator 2 of 2 ended during a run (exit code -9)" in measured.point.reasons
+            assert measured.samples.ok.sum() > 10  # of the warm-up, from the other one
+            assert measured.samples.seconds < 10
+            again = measurer.measure(Load.closed(4, duration_s=0.3, warmup_s=0, generators=2, min_requests=0))
+            assert again.n > 10
+            assert not any("ended during" in reason for reason in again.reasons)
+
+
+def test_when_all_die_it_is_an_error() -> None:
+    with ScriptedServer() as server, Generators() as generators:
+
+        def kill(event: dict[str, object]) -> None:
+            if event["event"] == "window":
+                for pid in generators.pids:
+                    os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(InternalError, match=r"generator 1 of 2 ended .*generator 2 of 2 ended"):
+            generators.run(job(server, Load.closed(2, duration_s=20, generators=2)), kill)
+
+
+def test_a_stop_keeps_what_all_of_them_have_measured() -> None:
+    stop = threading.Event()
+    with ScriptedServer(lambda n: 0.002) as server, Generators() as generators:
+
+        def on_event(event: dict[str, object]) -> None:
+            if event["event"] == "progress" and int(str(event["answered"])) > 20:
+                stop.set()
+
+        load = Load.open(400, duration_s=30, warmup_s=0, generators=2)
+        samples = generators.run(job(server, load), on_event, stop)
+    assert samples.stopped
+    assert all(each["n"] > 0 for each in samples.extra["generators"])
+    assert 0 < samples.seconds < 15
+
+
+def test_the_verdict_names_the_one_that_was_late() -> None:
+    """One of three sends late: in all stamps together p99 of the lag could still look well."""
+
+    def pause(event: object) -> None:
+        if isinstance(event, dict) and event["event"] == "window":
+            last = psutil.Process(newest_child())
+            last.suspend()
+            threading.Timer(0.3, last.resume).start()
+
+    load = Load.open(300, duration_s=0.8, max_duration_s=0.8, warmup_s=0.1, max_warmup_s=0.1, generators=3)
+    options = MeasureOptions(lag_limit_ms=20.0)
+    with ScriptedServer(lambda n: 0.001) as server:
+        target = ServerTarget(server.url)
+        with Measurer(target, "m", inputs=INPUTS, on_event=pause, options=options) as measurer:
+            point = measurer.measure(load)
+    assert not point.valid
+    late = [reason for reason in point.reasons if "was late" in reason]
+    assert any(reason.startswith("load generator 3 of 3 was late") for reason in late)
