@@ -105,7 +105,7 @@ def _load(places: tuple[Path, Path]) -> DaliFile:
             reasons.append(f"{first.name}: {error.message}")
     for path in dict.fromkeys(place for place in places if place.suffix == ".py" and place.is_file()):
         try:
-            return read_dali(_autoserialized(path))
+            return read_dali(autoserialized(path))
         except InvalidRequest as error:
             reasons.append(f"{path.name}: {error.message}")
     raise UnknownError(
@@ -118,7 +118,12 @@ def _load(places: tuple[Path, Path]) -> DaliFile:
     )
 
 
-def _autoserialized(path: Path) -> bytes:
+def autoserialized(path: Path) -> bytes:
+    """The serialized pipeline of a Python file, which a process of its own runs.
+
+    Raises:
+        InvalidRequest: what that process failed with.
+    """
     script = Path(__file__).parent / "dali_autoserialize.py"
     with tempfile.TemporaryDirectory(prefix="workbench-dali-") as scratch:
         target = Path(scratch) / "model.dali"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from workbench.samples.images import IMAGE_PREPROC
 from workbench.samples.recipes import (
     APACHE,
     MINILM_NOTICE,
@@ -22,6 +23,7 @@ from workbench.samples.recipes import (
     minilm_onnx,
     missing,
 )
+from workbench.samples.trees import FORESTS
 from workbench.samples.wheels import Wheel
 
 SOURCES = Path(__file__).with_name("more")
@@ -141,6 +143,8 @@ MORE: dict[str, Recipe] = {
             wheel=MINILM_WHEEL,
             extra="openvino",
         ),
+        *FORESTS,
+        IMAGE_PREPROC,
     )
 }
 """The samples that are built on request, by name."""
