@@ -37,6 +37,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "repeat": ("workbench.backends.examples_decoupled", "RepeatBackend"),
     "sequence": ("workbench.backends.examples_sequence", "SequenceBackend"),
     "square": ("workbench.backends.examples_decoupled", "SquareBackend"),
+    "tensorflow": ("workbench.backends.tensorflow", "TensorFlowBackend"),
     "tensorrt": ("workbench.backends.tensorrt", "TensorRTBackend"),
 }
 """Triton's backend name -> module and class, of those built in."""

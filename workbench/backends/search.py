@@ -45,7 +45,7 @@ def find_backend(name: str, runtime: str, model: str, model_dir: Path, version: 
         found = _library(places, library) if not runtime else None
         if found is None and shared.is_file() and name != "python":
             return PythonBackend(name, shared)
-        if runtime:
+        if runtime and not _runs_python(name):
             raise _refuse(
                 f"unable to find Python backend based backend library '{runtime}' for model '{model}', "
                 f"searched: '{shared}'",
@@ -65,6 +65,11 @@ def find_backend(name: str, runtime: str, model: str, model_dir: Path, version: 
     raise _refuse(
         f"unable to find backend library '{runtime}' for model '{model}', searched: {searched}", name, directory
     )
+
+
+def _runs_python(name: str) -> bool:
+    """Whether a backend of the registry is a Python-based one as well (real Triton's ``pytorch`` brings a model.py)."""
+    return is_backend(name) and getattr(create_backend(name), "python_runtime", False)
 
 
 def _library(places: tuple[Path, ...], library: str) -> Path | None:

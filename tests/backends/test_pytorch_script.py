@@ -1,0 +1,307 @@
+"""TorchScript under Triton's rules: names, parameters, texts; what keeps requests apart; what is said at load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench.backends.conformance.host import ConformanceHost, Opened
+from workbench.errors import WorkbenchError
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from torch_models import Linear, Same, script
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+Open = Callable[..., Opened]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens a module under a configuration."""
+    host = ConformanceHost()
+    models: list[Opened] = []
+
+    def make(module: Any, text: str, *, name: str = "m", instances: int = 1, trace: Any = None) -> Opened:
+        directory = tmp_path / name
+        (directory / "1").mkdir(parents=True, exist_ok=True)
+        if module is not None:
+            script(module, directory / "1" / "model.pt", trace=trace)
+        (directory / "config.pbtxt").write_text(f'backend: "pytorch"\n{text}')
+        models.append(Opened(host, directory, instances))
+        return models[-1]
+
+    yield make
+    for model in models:
+        model.close()
+    host.close()
+
+
+def io(*inputs: str, outputs: tuple[str, ...] = ("OUTPUT__0",), kind: str = "FP32", batch: int = 8) -> str:
+    text = f"max_batch_size: {batch}\n"
+    for role, names in (("input", inputs), ("output", outputs)):
+        text += "".join(f'{role} {{ name: "{name}" data_type: TYPE_{kind} dims: [ 4 ] }}\n' for name in names)
+    return text
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+def row(*values: float) -> Any:
+    return np.array([values], np.float32)
+
+
+class Difference(torch.nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return left - right, left + right
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "warned"),
+    [
+        (("right", "left"), ("OUTPUT__1", "OUTPUT__0"), False),  # arguments of forward
+        (("b__1", "a__0"), ("OUTPUT__1", "OUTPUT__0"), False),  # by index
+        (("second", "first"), ("OUTPUT__1", "OUTPUT__0"), True),  # in their order
+        (("b__1", "a__0"), ("sum", "difference"), True),
+    ],
+)
+def test_names(opened: Open, inputs: tuple[str, str], outputs: tuple[str, str], warned: bool) -> None:
+    model = opened(Difference(), io(*inputs, outputs=outputs))
+    left, right = row(5, 6, 7, 8), row(1, 1, 1, 1)
+    (got,) = model.batch([{inputs[0]: right, inputs[1]: left}])
+    by_order = inputs == ("second", "first")
+    difference = right - left if by_order else left - right
+    first, second = (left + right, difference) if outputs[0] == "OUTPUT__1" else (difference, left + right)
+    assert got[outputs[0]].data.tolist() == first.tolist()
+    assert got[outputs[1]].data.tolist() == second.tolist()
+    told = [line for line in model.host.lines if "Falling back to enforcing strict ordering" in line]
+    assert bool(told) is warned, model.host.lines
+
+
+class Dictionary(torch.nn.Module):
+    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return given["a"] - given["b"]
+
+
+def test_a_dictionary_of_inputs(opened: Open) -> None:
+    (got,) = opened(Dictionary(), io("b", "a")).batch([{"a": row(5, 6, 7, 8), "b": row(1, 1, 1, 1)}])
+    assert got["OUTPUT__0"].data.tolist() == [[4, 5, 6, 7]]
+
+
+class Integers(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n
+
+
+class GivesDictionary(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x}
+
+
+class GivesScalar(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "message"),
+    [
+        (Difference(), io("left"), "unable to load model 'm', configuration expects 1 inputs, model provides 2"),
+        (Integers(), io("x", "n"), "An input of type 'Int' was detected in the model. Only a single input of type"),
+        (
+            Same(),
+            io("x", kind="BF16"),
+            "unsupported datatype TYPE_BF16 for input 'x' for model 'm'",
+        ),
+        (
+            Same(),
+            io("x", kind="STRING"),
+            "Triton only supports 1 dimensional List of String as input for 'x' for model 'm'",
+        ),
+        (Same(), io("INPUT__3"), "unable to load model 'm': input 'INPUT__3' is argument 3 of forward, which has 1"),
+        (
+            Same(),
+            io("x") + "instance_group { kind: KIND_CPU }" + parameter("INFERENCE_MODE", "maybe"),
+            "failed to convert 'maybe' to boolean value",
+        ),
+    ],
+)
+def test_what_does_not_fit(opened: Open, module: Any, text: str, message: str) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        opened(module, text)
+    assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "message"),
+    [
+        (
+            Same(),
+            io("x", outputs=("OUTPUT__2",)),
+            "The output OUTPUT__2 in the model configuration refers to an output",
+        ),
+        (
+            Same(),
+            io("x").replace('"OUTPUT__0" data_type: TYPE_FP32', '"OUTPUT__0" data_type: TYPE_FP64'),
+            "configuration expects datatype TYPE_FP64 for output 'OUTPUT__0', model provides TYPE_FP32",
+        ),
+        (GivesScalar(), io("x"), "output 'OUTPUT__0' is a scalar which is not supported."),
+        (GivesDictionary(), io("x"), "PyTorch execute failure: output must be of type Tensor, List[str] or Tuple cont"),
+        (Linear(), io("x").replace("4", "5", 1), "PyTorch execute failure: "),
+    ],
+)
+def test_what_fails_when_it_runs(opened: Open, module: Any, text: str, message: str) -> None:
+    model = opened(module, text)
+    size = 5 if "dims: [ 5 ]" in text else 4
+    for _ in range(2):
+        with pytest.raises(WorkbenchError) as caught:
+            model.batch([{"x": np.zeros((1, size), np.float32)}])
+        assert caught.value.message.startswith(message)
+
+
+class Writes(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+
+def test_a_module_that_writes_into_its_input_changes_no_request(opened: Open) -> None:
+    model = opened(Writes(), io("x"))
+    given = row(1, 2, 3, 4)
+    given.flags.writeable = False
+    for _ in range(2):
+        (got,) = model.batch([{"x": given}])
+        assert got["OUTPUT__0"].data.tolist() == [[2, 3, 4, 5]]
+    assert given.tolist() == [[1, 2, 3, 4]]
+
+
+class Keeps(torch.nn.Module):
+    """Counts its calls in a buffer and gives the buffer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.calls
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", [3, 4]),  # two calls before it is ready
+        (parameter("WORKBENCH_WARMUP_CALLS", "0"), [1, 2]),
+        ('model_warmup { name: "own" }', [1, 2]),
+    ],
+)
+def test_calls_before_it_is_ready(opened: Open, text: str, expected: list[int]) -> None:
+    model = opened(Keeps(), io("x") + text)
+    answers = [model.batch([{"x": row(0, 0, 0, 0)}])[0]["OUTPUT__0"].data for _ in range(2)]
+    assert [answer[0, 0] for answer in answers] == expected, "an answer is not changed by the calls after it"
+
+
+@pytest.mark.parametrize(("shared", "expected"), [("false", 3), ("true", 6)])
+def test_weights_are_shared_where_that_is_asked_for(opened: Open, shared: str, expected: int) -> None:
+    model = opened(Keeps(), io("x") + parameter("ENABLE_WEIGHT_SHARING", shared), instances=2)
+    model.batch([{"x": row(0, 0, 0, 0)}])
+    (got,) = model.batch([{"x": row(0, 0, 0, 0)}], instance=1)
+    assert got["OUTPUT__0"].data[0, 0] == expected
+
+
+def test_the_first_model_decides_on_threads(opened: Open) -> None:
+    """torch has one setting for the process, as in Triton; it goes with the model that made it."""
+
+    def threads(model: Opened) -> int:
+        model.batch([{"x": row(0, 0, 0, 0)}])  # on this thread, whose setting that is
+        return torch.get_num_threads()
+
+    plain = opened(Same(), io("x"), name="plain")
+    default = threads(plain)
+    first = opened(Same(), io("x") + parameter("INTRA_OP_THREAD_COUNT", "3"), name="first")
+    second = opened(Same(), io("x") + parameter("INTRA_OP_THREAD_COUNT", "5"), name="second")
+    assert [threads(model) for model in (plain, first, second)] == [3, 3, 3]
+    assert any("INTRA_OP_THREAD_COUNT 5 of 'second' is not heeded" in line for line in plain.host.lines)
+    first.close()
+    assert threads(second) == 5
+    second.close()
+    assert threads(plain) == default
+
+
+def test_parameters_are_taken(opened: Open) -> None:
+    text = "".join(
+        parameter(key, value)
+        for key, value in {
+            "DISABLE_OPTIMIZED_EXECUTION": "true", "INFERENCE_MODE": "false", "ENABLE_JIT_PROFILING": "false",
+            "ENABLE_JIT_EXECUTOR": "true", "ENABLE_TENSOR_FUSER": "false", "ENABLE_CACHE_CLEANING": "true",
+            "DISABLE_CUDNN": "true", "ENABLE_NVFUSER": "true",
+        }.items()
+    )  # fmt: skip
+    model = opened(Linear(), io("x").replace("dims: [ 4 ]", "dims: [ 3 ]").replace("[ 3 ]", "[ 4 ]", 1) + text)
+    (got,) = model.batch([{"x": row(1, 0, 0, 0)}])
+    assert got["OUTPUT__0"].data.tolist() == [[0, 0.125, 0.25]]
+    assert any("no nvFuser any more" in line for line in model.host.lines)
+    torch._C._jit_set_profiling_mode(True)
+    torch._C._jit_set_texpr_fuser_enabled(True)
+
+
+class Running(torch.nn.Module):
+    """A sum that starts anew with a sequence."""
+
+    def forward(self, x: torch.Tensor, start: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = torch.where(start > 0, torch.zeros_like(total), total) + x
+        return total, total
+
+
+SEQUENCE = """
+sequence_batching {
+  control_input { name: "START__1" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  state { input_name: "STATE__2" output_name: "STATE__1" data_type: TYPE_FP32 dims: [ 4 ] }
+}
+"""
+
+
+def test_controls_and_states(opened: Open) -> None:
+    model = opened(Running(), io("INPUT__0") + SEQUENCE)
+    given = {"INPUT__0": row(1, 2, 3, 4), "START__1": row(0), "STATE__2": row(10, 10, 10, 10)}
+    (got,) = model.batch([given], wanted=["OUTPUT__0"])
+    assert got["OUTPUT__0"].data.tolist() == got["STATE__1"].data.tolist() == [[11, 12, 13, 14]]
+    with pytest.raises(WorkbenchError, match="is using sequence batching with state but not all inputs and outputs"):
+        opened(Running(), io("x") + SEQUENCE)
+    with pytest.raises(WorkbenchError, match=r"input 'START' does not follow <name>__<index> naming convention."):
+        opened(Running(), io("INPUT__0") + SEQUENCE.replace("START__1", "START"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(opened: Open, tmp_path: Path) -> None:
+    model = opened(Same(), io("x"))
+    from workbench.backends.base import InstanceSpec
+
+    with pytest.raises(WorkbenchError, match=r"instance m_0 has kind KIND_GPU but torch .* sees no GPU"):
+        model.loaded.create_instance(InstanceSpec("m_0", "KIND_GPU", 0, 0))
+
+
+def test_files_that_are_no_torchscript(opened: Open, tmp_path: Path) -> None:
+    opened(Same(), io("x"))
+    file = tmp_path / "m" / "1" / "model.pt"
+    torch.save(Linear().state_dict(), file)
+    with pytest.raises(WorkbenchError, match="holds weights or a pickled module, no program") as caught:
+        opened(None, io("x"))
+    assert "torch.jit.save" in caught.value.hint
+    file.write_bytes(b"nonsense")
+    with pytest.raises(WorkbenchError, match=r"model\.pt is no PyTorch file"):
+        opened(None, io("x"))
+    file.unlink()
+    with pytest.raises(WorkbenchError) as caught:
+        opened(None, io("x"))
+    assert caught.value.message == f"unable to find '{file}' for model instance 'm'"
+    (file.parent / "model.py").touch()
+    with pytest.raises(WorkbenchError) as caught:
+        opened(None, io("x"))
+    assert caught.value.hint == 'there is a model.py: set runtime: "model.py"'
