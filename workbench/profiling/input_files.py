@@ -13,6 +13,8 @@ A row is one inference, without the batch axis; as many as a load's ``batch_size
 from __future__ import annotations
 
 import math
+import re
+import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +66,7 @@ def rows_of(inputs: Any, specs: Sequence[InputSpec], optional: Collection[str]) 
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 return reader.arrays(dict(arrays), str(path))
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidRequest(
             f"this file of arrays cannot be read: {error}", where=str(path), hint="write it with numpy.save or savez"
         ) from error
@@ -78,8 +80,9 @@ def _read_table(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except ImportError as error:
         raise Unsupported(
-            "Parquet needs pyarrow", where=str(path), hint="pip install serving-workbench[parquet], or write a .csv"
-        ) from error
+            "Parquet needs pyarrow, which is not installed", where=str(path),
+            hint="pip install 'serving-workbench[parquet]', or write a .csv",
+        ) from error  # fmt: skip
     except Exception as error:
         raise InvalidRequest(f"this table cannot be read: {error}", where=str(path)) from error
 
@@ -240,14 +243,16 @@ class _Reader:
             if name in names:
                 found[name] = [name]
                 continue
-            for form in ("{}_{}", "{}[{}]", "{}.{}"):
-                parts = [form.format(name, index) for index in range(len(names))]
-                own = [part for part in parts if part in names]
-                if own:
-                    if own != parts[: len(own)]:
-                        raise InvalidRequest(f"the columns of input '{name}' have gaps: {', '.join(own)}", where=where)
-                    found[name] = own
-                    break
+            form = re.compile(re.escape(name) + r"(?:_(\d+)|\[(\d+)\]|\.(\d+))")
+            elements = {
+                int(match[1] or match[2] or match[3]): match[0] for match in map(form.fullmatch, names) if match
+            }
+            if elements:
+                found[name] = [elements[index] for index in sorted(elements)]
+                if sorted(elements) != list(range(len(elements))):
+                    raise InvalidRequest(
+                        f"the columns of input '{name}' have gaps: {', '.join(found[name])}", where=where
+                    )
         used = {column for own in found.values() for column in own}
         if not found and len(self._specs) == 1:
             return {next(iter(self._specs)): names}

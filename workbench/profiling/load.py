@@ -194,12 +194,12 @@ class Load:
                 f"the shares of {', '.join(shared)} need a total", hint="give either concurrency=N or rate=R"
             )
         parts = _divide({name: share for name, (share, _) in given.items()}, concurrency, rate)
-        whole = cls(**options)
+        whole = cls(**{**options, "generators": 1})
         mix = []
         for index, (name, part) in enumerate(classes.items()):
             load = part if isinstance(part, Load) else cls(**{**parts[name], **given[name][1]})
             mix.append((str(name), _inside(str(name), load, whole, index)))
-        return replace(whole, kind="mixed", mix=tuple(mix))
+        return replace(whole, kind="mixed", mix=tuple(mix), generators=options.get("generators", 1))
 
     @property
     def clients(self) -> int:
@@ -300,10 +300,16 @@ def _divide(shares: Mapping[str, float], concurrency: int, rate: float) -> dict[
         return {name: {"kind": "open", "rate": rate * share / whole} for name, share in shares.items()}
     if shares and concurrency < len(shares):
         raise InvalidRequest(f"{concurrency} clients cannot be divided among {len(shares)} classes")
-    exact = {name: 1 + (concurrency - len(shares)) * share / whole for name, share in shares.items()}
-    if all(concurrency * share / whole >= 1 for share in shares.values()):
-        exact = {name: concurrency * share / whole for name, share in shares.items()}
-    counts = {name: int(part) for name, part in exact.items()}
+    counts: dict[str, int] = {}
+    while True:
+        left = {name: share for name, share in shares.items() if name not in counts}
+        rest, whole = concurrency - len(counts), sum(left.values())
+        small = [name for name, share in left.items() if rest * share < whole]
+        if not small:
+            break
+        counts |= dict.fromkeys(small, 1)
+    exact = {name: rest * share / whole for name, share in left.items()}
+    counts |= {name: int(part) for name, part in exact.items()}
     for name in sorted(exact, key=lambda name: counts[name] - exact[name])[: concurrency - sum(counts.values())]:
         counts[name] += 1
     return {name: {"kind": "closed", "concurrency": count} for name, count in counts.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -44,6 +45,7 @@ RANDOM_INPUTS = "the inputs are random numbers of small range"
 """How the note of a point begins that was measured without example inputs."""
 
 _MAX_BYTES = 64 * 2**20
+_MOST_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +214,9 @@ def _is_rows(inputs: Inputs) -> bool:
         return False
     path = Path(inputs).expanduser()
     if path.suffix == ".npz" and path.is_file():
-        with np.load(path, allow_pickle=False) as arrays:
+        with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as arrays:
             return "head" not in arrays
+        return True  # reading its rows says what is wrong with it
     return path.is_dir() or path.suffix in TABLES
 
 
@@ -260,14 +263,15 @@ def _examples(
     directory: Path, specs: Sequence[InputSpec], seed: int, rows: int, optional: Collection[str]
 ) -> list[Example]:
     first = load_example_inputs(directory, specs, seed=seed, count=1, batch_size=rows, optional=optional)
-    count = _how_many(first[0])
+    literal = sum(map(len, load_streams(directory, specs, optional=optional)))
+    count = _how_many(first[0], literal)
     return load_example_inputs(directory, specs, seed=seed, count=count, batch_size=rows, optional=optional)
 
 
-def _how_many(example: Example) -> int:
-    """How many requests of that size are kept encoded."""
+def _how_many(example: Example, rows: int) -> int:
+    """How many requests like that one are kept encoded: one that begins with each row, and not only a few."""
     size = max(1, sum(_size(array) for array in example.values()))
-    return max(1, min(EXAMPLES, _MAX_BYTES // size))
+    return max(1, min(max(EXAMPLES, rows), (_MAX_BYTES if rows <= EXAMPLES else _MOST_BYTES) // size))
 
 
 def _of_rows(model: str, found: Sequence[Example], rows: int, seed: int, source: str, *, in_order: bool) -> _Made:
@@ -275,9 +279,12 @@ def _of_rows(model: str, found: Sequence[Example], rows: int, seed: int, source:
     if in_order:
         examples = [{name: _batched(array, rows) for name, array in row.items()} for row in found]
     else:
-        count = max(_how_many(found[0]), -(-len(found) // max(1, rows)))
-        examples = list(itertools.islice(take(found, seed, rows), count))
-    return _Made([_request(model, example, ()) for example in examples], max(1, rows), source)
+        first = next(take(found, seed, rows))
+        examples = list(itertools.islice(take(found, seed, rows), _how_many(first, len(found))))
+    notes: tuple[str, ...] = ()
+    if len(examples) < len(found):
+        notes = (f"only {len(examples)} of the {len(found)} rows are sent: more do not fit into memory at once",)
+    return _Made([_request(model, example, ()) for example in examples], max(1, rows), source, notes)
 
 
 def _batched(array: NDArray[Any], rows: int) -> NDArray[Any]:

@@ -1,0 +1,193 @@
+"""What is sent: rows of tables, arrays, directories, perf_analyzer's files; what is said where they do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workbench.errors import WorkbenchError
+from workbench.profiling import Load, ServerTarget
+from workbench.profiling.plan import VARIANTS
+from workbench.profiling.requests import Prepared, prepare
+from workbench.profiling.trace import Trace
+from workbench.protocol.tensors import InferenceRequest, Tensor
+
+ONE = {"max_batch_size": 8, "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}]}
+TWO = {
+    "max_batch_size": 8,
+    "input": [
+        {"name": "IDS", "data_type": "TYPE_INT64", "dims": [-1]},
+        {"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]},
+        {"name": "EXTRA", "data_type": "TYPE_UINT8", "dims": [2], "optional": True},
+    ],
+}
+
+
+def sent(inputs: Any, config: dict[str, Any] = ONE, **options: Any) -> Prepared:
+    load = Load.closed(1, **options)
+    return prepare(ServerTarget("http://127.0.0.1:1"), "m", {"name": "m", **config}, load, inputs)
+
+
+def rows(prepared: Prepared, name: str = "X") -> list[Any]:
+    """The rows that are sent, each once."""
+    found = {}
+    for request in prepared.requests:
+        for tensor in request.inputs:
+            if tensor.name == name:
+                for row in tensor.data:
+                    found[repr(row.tolist())] = row.tolist()
+    return sorted(found.values())
+
+
+THREE = np.arange(9, dtype=np.float32).reshape(3, 3)
+
+
+def forms(folder: Path) -> dict[str, Any]:
+    """The same three rows in every form."""
+    frame = pd.DataFrame(THREE, columns=["X_0", "X_1", "X_2"])
+    np.save(folder / "x.npy", THREE)
+    np.savez(folder / "x.npz", X=THREE.astype(np.float64))
+    frame.to_csv(folder / "x.csv", index=False)
+    frame.rename(columns=lambda name: f"f{name}").to_csv(folder / "features.csv", index=False)
+    (folder / "x.json").write_text(json.dumps({"data": [{"X": row} for row in THREE.tolist()]}))
+    (folder / "streams.json").write_text(
+        json.dumps({"data": [[{"X": row} for row in part] for part in (THREE[:2].tolist(), THREE[2:].tolist())]})
+    )
+    for index, row in enumerate(THREE):
+        (folder / "raw" / str(index)).mkdir(parents=True)
+        (folder / "raw" / str(index) / "X").write_bytes(row.tobytes())
+    tensors = [Tensor.from_numpy("X", row[np.newaxis]) for row in THREE]
+    requests = [(index, InferenceRequest("m", [tensor])) for index, tensor in enumerate(tensors)]
+    Trace.of(requests).save(folder / "captured.npz")
+    files = {path.name: path for path in folder.iterdir()}
+    return {
+        **files,
+        "frame": frame,
+        "cells": pd.DataFrame({"X": list(THREE)}),
+        "arrays": [{"X": row[np.newaxis]} for row in THREE],
+        "lists": [{"X": [row.tolist()]} for row in THREE],
+        "trace": Trace.load(folder / "captured.npz"),
+    }
+
+
+def test_the_same_rows_come_from_every_form(tmp_path: Path) -> None:
+    given = forms(tmp_path)
+    assert len(given) == 13
+    for name, inputs in given.items():
+        made = sent(str(inputs) if isinstance(inputs, Path) else inputs)
+        assert rows(made) == THREE.tolist(), name
+        assert {tensor.datatype for request in made.requests for tensor in request.inputs} == {"FP32"}, name
+        assert made.rows == 1, name
+        assert not made.notes, name
+
+
+def test_rows_are_put_into_batches_and_every_row_is_sent(tmp_path: Path) -> None:
+    many = np.arange(300, dtype=np.float32).reshape(100, 3)
+    made = sent(pd.DataFrame({"X": list(many)}), batch_size=8)
+    assert {request.inputs[0].shape for request in made.requests} == {(8, 3)}
+    assert rows(made) == many.tolist()
+    assert (made.rows, made.source) == (8, "a DataFrame")
+    alone = sent(pd.DataFrame({"X": list(many)}), {**ONE, "max_batch_size": 0})
+    assert {request.inputs[0].shape for request in alone.requests} == {(3,)}
+
+
+def test_texts_and_shapes_of_their_own_and_optional_inputs(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"IDS": [[1, 2], [3, 4, 5]], "TEXT": ["naïve", ""]})
+    made = sent(frame, TWO)
+    assert rows(made, "IDS") == [[1, 2], [3, 4, 5]]
+    assert rows(made, "TEXT") == [[b""], ["naïve".encode()]]
+    assert {tensor.datatype for request in made.requests for tensor in request.inputs} == {"INT64", "BYTES"}
+    (tmp_path / "IDS").write_bytes(np.arange(4, dtype=np.int64).tobytes())
+    (tmp_path / "TEXT").write_text("of a file")
+    np.save(tmp_path / "EXTRA.npy", np.array([7, 8]))
+    made = sent(tmp_path, TWO)
+    assert rows(made, "IDS") == [[0, 1, 2, 3]]
+    assert rows(made, "TEXT") == [[b"of a file"]]
+    assert rows(made, "EXTRA") == [[7, 8]]
+
+
+def test_zero_and_random_are_asked_for_by_name() -> None:
+    assert rows(sent("zero")) == [[0, 0, 0]]
+    assert len(rows(sent("random"))) > 3
+    assert any("random numbers of small range" in note for note in sent(None).notes)  # it is said where nobody asked
+
+
+@pytest.mark.parametrize(
+    ("inputs", "config", "parts"),
+    [
+        ({"Y": [[1, 2, 3]]}, ONE, ("no input 'Y'", "request 0", "its inputs are: X")),
+        ([{"X": [[1, 2, 3]]}, {"X": [[1, 2]]}], ONE, ("'X' has shape [1, 2]", "[-1, 3]", "request 1")),
+        ({"X": [1, 2, 3]}, ONE, ("'X' has shape [3]", "give the batch dimension too")),
+        ({"X": [["a", "b", "c"]]}, ONE, ("input 'X' is to be of FP32", "texts")),
+        ({"IDS": [[1.5]], "TEXT": [["a"]]}, TWO, ("input 'IDS' is to be of INT64", "whole numbers")),
+        ({"IDS": [[1]]}, TWO, ("input 'TEXT' is missing",)),
+        ({"IDS": [[1]], "TEXT": [["a"]], "EXTRA": [[1, 300]]}, TWO, ("'EXTRA' is to be of UINT8", "from 0 to 255")),
+        ([], ONE, ("no inputs were given",)),
+        (pd.DataFrame({"X_0": [1.0], "X_2": [2.0]}), ONE, ("columns of input 'X' have gaps",)),
+        (pd.DataFrame({"X": [[1, 2, 3], [1, 2]]}), ONE, ("'X' has shape [2]", "dims are [3]", "row 1")),
+        (pd.DataFrame({"IDS": [1, 2], "TEXT": ["a", None]}), TWO, ("column 'TEXT'", "is empty", "row 1")),
+        (pd.DataFrame({"IDS": [1], "TEXT": ["a"], "note": [3]}), TWO, ("no input for the column note",)),
+        (pd.DataFrame({"X_0": [], "X_1": [], "X_2": []}), ONE, ("no rows",)),
+        ("none.csv", ONE, ("no such file of inputs",)),
+        ("none.json", ONE, ("no such file of inputs",)),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_input_row_and_shape(
+    inputs: Any, config: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        sent(inputs, config)
+    said = f"{caught.value.message} {caught.value.where} {caught.value.hint}"
+    assert all(part in said for part in parts), said
+
+
+def test_files_that_cannot_be_read_are_told_with_their_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "uneven.npz", IDS=np.zeros((2, 4), np.int64), TEXT=np.array([["a"], ["b"], ["c"]]))
+    np.save(tmp_path / "one.npy", np.zeros((2, 3)))
+    (tmp_path / "broken.npz").write_bytes(b"PK no zip")
+    (tmp_path / "broken.npy").write_bytes(b"no array")
+    (tmp_path / "X").write_bytes(b"123")
+    for name, config, text in (
+        ("uneven.npz", TWO, "different numbers of rows: {'IDS': 2, 'TEXT': 3}"),
+        ("one.npy", TWO, "one array is not enough: the model has the inputs IDS, TEXT"),
+        ("broken.npz", ONE, ""),
+        ("broken.npy", ONE, "cannot be read"),
+        (".", ONE, "input 'X': 3 bytes are no whole number of FP32 elements"),
+    ):
+        with pytest.raises(WorkbenchError) as caught:
+            sent(tmp_path / name, config)
+        assert text in caught.value.message
+        assert str(tmp_path) in caught.value.where
+
+
+def test_inputs_by_class() -> None:
+    load = Load.classes({"a": Load.closed(1), "b": Load.closed(1, batch_size=2)})
+    given = {"a": {"X": [[1, 2, 3]]}, "b": pd.DataFrame({"X": [[4, 5, 6]]})}
+    made = prepare(ServerTarget("http://127.0.0.1:1"), "m", {"name": "m", **ONE}, load, given)
+    assert [kind.name for kind in made.plan.classes] == ["a", "b"]
+    first, second = made.plan.classes
+    assert made.requests[first.first].inputs[0].data.tolist() == [[1, 2, 3]]
+    assert made.requests[second.first].inputs[0].data.tolist() == [[4, 5, 6], [4, 5, 6]]
+
+
+def test_streams_of_a_file_are_the_sequences(tmp_path: Path) -> None:
+    forms(tmp_path)
+    made = sent(tmp_path / "streams.json", {**ONE, "sequence_batching": {}})
+    (kind,) = made.plan.classes
+    values = [[made.requests[step].inputs[0].data.tolist() for step in steps] for steps in kind.streams]
+    assert values == [[[row] for row in THREE[:2].tolist()], [[THREE[2].tolist()]]]
+    flags = [(request.sequence_start, request.sequence_end) for request in made.requests[:VARIANTS]]
+    assert flags == [(False, False), (True, False), (False, True), (True, True)]
+    with pytest.raises(WorkbenchError, match="takes no batches"):
+        sent(tmp_path / "x.json", {**ONE, "sequence_batching": {}}, batch_size=2)
+
+
+def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pd.DataFrame({"IDS": [[1, 2], [3]], "TEXT": ["a", "b"]}).to_parquet(tmp_path / "x.parquet")
+    assert rows(sent(tmp_path / "x.parquet", TWO), "IDS") == [[1, 2], [3]]
