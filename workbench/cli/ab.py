@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import orjson
 
 from workbench.cli.ending import terminated_as_interrupted
+from workbench.cli.load_arguments import add_load_arguments, load_options
 from workbench.cli.targets import (
-    add_load_arguments,
     add_server_arguments,
     grid_of,
-    load_options,
     open_server,
 )
 from workbench.errors import InvalidRequest
@@ -40,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", default="", metavar="MODEL", help="B's model, where it is another one")
     add_server_arguments(parser)
     add_load_arguments(parser)
-    parser.set_defaults(warmup=0.2)
     parser.add_argument("--metric", choices=["throughput", "mean_ms", "p50_ms", "p99_ms"], help="by what it is decided")
     parser.add_argument("--pairs", type=int, default=6, help="pairs of blocks before the first look (default: 6)")
     parser.add_argument("--max-pairs", type=int, default=24, help="at most (default: 24)")
@@ -54,11 +52,13 @@ def run(args: argparse.Namespace) -> int:
     a, b = _side(args.a, "--a"), _side(args.b, "--b")
     options = load_options(args)
     for name in ("concurrency", "rate"):
-        values = options[name]
+        values = options.get(name)
         if values is not None:
             if len(values) != 1:
                 raise InvalidRequest("ab compares at one load", hint=f"give one value of {name}")
             options[name] = values[0]
+    if isinstance(options.get("load"), list) and len(options["load"]) == 1:
+        options["load"] = options["load"][0]
     with contextlib.closing(open_server(args)) as server, terminated_as_interrupted():
         result = server.ab(
             args.model, a, b, against=args.against, metric=args.metric, pairs=args.pairs, max_pairs=args.max_pairs,

@@ -258,11 +258,8 @@ def _run_model_analyzer(args: argparse.Namespace) -> int:
     left_out = [*config.not_understood, *(f"{plan.model}: {text}" for plan in plans for text in plan.not_understood)]
     for text in left_out:
         print(f"not understood: {text}", file=sys.stderr)
-    more: dict[str, Any] = {"warmup_s": args.warmup, "seed": args.random_seed}
-    if args.input_data is not None:
-        more["inputs"] = args.input_data
-    if args.measurement_interval is not None:
-        more["duration_s"] = args.measurement_interval / 1000
+    in_the_file = ("concurrency", "rate", "distribution", "batch_size", "streaming", "load")
+    more = {name: value for name, value in load_options(args).items() if name not in in_the_file and value is not None}
     sweeps, codes = [], []
     with _server(args, *(plan.model for plan in plans)) as server, terminated_as_interrupted():
         for plan in plans:

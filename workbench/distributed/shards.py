@@ -109,13 +109,21 @@ def plan_shards(
     """Divides a sweep into so many parts of about the same number of points, neighbours together.
 
     Raises:
-        InvalidRequest: fewer than one part, or more than there are points; inputs that are no text.
+        InvalidRequest: fewer than one part, or more than there are points; inputs that are no text; a load that names a
+            file.
     """
     items = items_of(grid, loads)
     if not 1 <= count <= len(items):
         raise InvalidRequest(
             f"{len(items)} points cannot be divided into {count} shards", hint="give at most one a point"
         )
+    for load in (*loads, *(part for each in loads for _, part in each.mix)):
+        if load.trace or load.inputs:
+            raise InvalidRequest(
+                f"the load {load.label} names a file, which does not go with a shard",
+                where=load.trace or load.inputs,
+                hint="sweep it where the file is, or on a Ray cluster whose nodes see it at the same path",
+            )
     if inputs is not None:
         try:
             inputs.data.decode()

@@ -104,6 +104,7 @@ def write_shards(
     *,
     concurrency: int | Sequence[int] | None = None,
     rate: float | Sequence[float] | None = None,
+    load: Any = None,
     inputs: str | Path | None = None,
     job: JobOptions | None = None,
     title: str = "",
@@ -125,7 +126,7 @@ def write_shards(
         raise InvalidRequest("the inputs of shards must be a file", hint="as perf_analyzer's --input-data")
     given = SweepOptions(title=title, content=content, keep_samples=keep_samples, measure=measure or MeasureOptions())
     shards = plan_shards(
-        serving_of(server, model), checked_grid(server, model, grid), loads_of(concurrency, rate, options), count,
+        serving_of(server, model), checked_grid(server, model, grid), loads_of(concurrency, rate, options, load), count,
         inputs=InputFile.of(inputs), options=given,
     )  # fmt: skip
     manifests = job_manifest(shards, job) if job is not None else []
