@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from workbench.export import ExportResult as ExportResult
     from workbench.package import Packaged as Packaged
     from workbench.package import package as package
+    from workbench.package.building import BuildOptions as BuildOptions
+    from workbench.package.building import Built as Built
+    from workbench.package.building import build as build
     from workbench.profiling import Load as Load
     from workbench.profiling import Point as Point
     from workbench.profiling import SweepJob as SweepJob
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from workbench.session.results import Statistics as Statistics
     from workbench.session.timeline import Timeline as Timeline
     from workbench.session.timeline import Waterfall as Waterfall
+    from workbench.session.verbs import compare as compare
     from workbench.session.verbs import export as export
     from workbench.session.verbs import panel as panel
     from workbench.session.verbs import profile as profile
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 
 # name -> module that defines it; what is public, and nothing else is.
 _PUBLIC: dict[str, str] = {
+    "BuildOptions": "workbench.package.building",
+    "Built": "workbench.package.building",
     "ConfigView": "workbench.session.results",
     "Edit": "workbench.config",
     "Engine": "workbench.session.kernel",
@@ -63,6 +69,8 @@ _PUBLIC: dict[str, str] = {
     "Waterfall": "workbench.session.timeline",
     "WorkbenchError": "workbench.errors",
     "attach": "workbench.session.opening",
+    "build": "workbench.package.building",
+    "compare": "workbench.session.verbs",
     "connect": "workbench.session.opening",
     "export": "workbench.session.verbs",
     "lint": "workbench.engine.linting",

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help=".onnx; .joblib, .pkl or .ubj (an estimator; reading the first two runs what is in them); or "
-        "FILE.py:FUNCTION",
+        help=".onnx; .joblib, .pkl or .ubj (an estimator; reading the first two runs what is in them); .json, .txt or "
+        ".tl (a forest); or FILE.py:FUNCTION",
     )
     parser.add_argument("--to", required=True, metavar="REPOSITORY", help="the model repository")
     parser.add_argument("--name", metavar="NAME", help="of the model (default: the file's or the function's)")
@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("one", "columns", "dtypes"),
         help="of a table: all columns in one, one for each column, or one for each data type",
     )
+    parser.add_argument(
+        "--backend", choices=("fil",), default="", help="a forest is served by Triton's FIL backend, not by a model.py"
+    )
     parser.add_argument("--max-batch-size", type=int, metavar="N", help="0 for none (default: tried on the examples)")
     parser.add_argument("--force", action="store_true", help="replace the model of this name")
     parser.add_argument("--json", action="store_true", help="what was written as JSON")
@@ -58,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if function:
         thing = _function(Path(f"{file}.py"), function)
     made = package(
-        thing, name, example_inputs=_examples(args.example_inputs), to=args.to, outputs=args.output,
-        max_batch_size=args.max_batch_size, inputs=args.inputs, overwrite=args.force,
+        thing, name, example_inputs=read_examples(args.example_inputs), to=args.to, outputs=args.output,
+        max_batch_size=args.max_batch_size, inputs=args.inputs, backend=args.backend, overwrite=args.force,
     )  # fmt: skip
     if args.json:
         tensors = {
@@ -87,7 +90,13 @@ def _function(path: Path, name: str) -> Any:
     return found
 
 
-def _examples(path: str | None) -> Any:
+def read_examples(path: str | None) -> Any:
+    """Example inputs from a file (.npz, .npy, .csv, .json), None where none is named.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidRequest: it is none of these.
+    """
     if path is None:
         return None
     if not Path(path).is_file():

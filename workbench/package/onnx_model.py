@@ -34,7 +34,7 @@ def from_onnx(path: Path, wish: Wish) -> Made:
         )
     batching = graph.batching if wish.batching is None else wish.batching
     why = "" if batching or (graph.batching is False and wish.batching is False) else "its first dimension is fixed"
-    found = Signature(_tensors(graph.inputs, batching), _tensors(graph.outputs, batching), batching, why)
+    found = file_signature(graph, batching, why)
     feeds = _feeds(path, found, graph, wish.examples)
     answers = [run(path, found, feed) for feed in feeds]
     version: dict[str, bytes | Path] = {"model.onnx": path}
@@ -44,6 +44,15 @@ def from_onnx(path: Path, wish: Wish) -> Made:
             raise InvalidRequest(f"the weights of {path.name} are in '{name}', which is not beside it", where=str(path))
         version[name] = beside
     return Made("onnxruntime", found, feeds, answers, version, f"The ONNX file {path.name}.")
+
+
+def file_signature(graph: OnnxGraph, batching: bool, why: str = "") -> Signature:
+    """What a file says of inputs and outputs, without the batch axis where it has one.
+
+    Raises:
+        InvalidRequest: it does not say a data type.
+    """
+    return Signature(_tensors(graph.inputs, batching), _tensors(graph.outputs, batching), batching, why)
 
 
 def run(path: Path, found: Signature, feed: Feed) -> Feed:

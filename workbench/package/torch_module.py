@@ -49,7 +49,7 @@ def from_module(module: torch.nn.Module, wish: Wish) -> Made:
         return named(tuple(values) if isinstance(values, list) else values, wish.outputs)
 
     found, answers = signature(call, feeds, batching=wish.batching)
-    program = _export(module, found, feeds)
+    program = export_program(module, found, feeds)
     title = f"The torch module {type(module).__name__}."
     try:
         return _onnx(program, found, feeds, answers, title)
@@ -69,8 +69,12 @@ def from_module(module: torch.nn.Module, wish: Wish) -> Made:
     return Made("python", found, feeds, answers, version, comment, tuple(needs))
 
 
-def _export(module: torch.nn.Module, found: Signature, feeds: Sequence[Feed]) -> Any:
-    """The module as a program whose batch, and whatever differs from one example to the other, is variable."""
+def export_program(module: torch.nn.Module, found: Signature, feeds: Sequence[Feed]) -> Any:
+    """The module as a program whose batch, and whatever differs from one example to the other, is variable.
+
+    Raises:
+        InvalidRequest: torch cannot export it.
+    """
     batch = torch.export.Dim("batch")
     arrays, shapes = {}, {}
     for spec in found.inputs:
@@ -102,24 +106,9 @@ def _onnx(program: Any, found: Signature, feeds: Sequence[Feed], answers: Sequen
         ImportError: the exporter's package is not installed.
         InvalidRequest: it answers differently, or has lost its variable batch.
     """
-    if importlib.util.find_spec("onnxscript") is None:
-        raise ImportError("the package onnxscript, which exports to ONNX, is not installed")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        log = logging.getLogger("torch.onnx")
-        level = log.level
-        log.setLevel(logging.ERROR)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                torch.onnx.export(
-                    program, (), path, dynamo=True, verbose=False,
-                    external_data=sum(each.nbytes for each in program.state_dict.values()) > LARGE_BYTES,
-                    input_names=[spec.name for spec in found.inputs],
-                    output_names=[spec.name for spec in found.outputs],
-                )  # fmt: skip
-        finally:
-            log.setLevel(level)
+        write_onnx(program, found, path)
         made = from_onnx(path, Wish("", list(feeds), batching=found.batching))
         for feed, answer in zip(feeds, answers, strict=True):
             got = run(path, made.signature, feed)
@@ -131,3 +120,28 @@ def _onnx(program: Any, found: Signature, feeds: Sequence[Feed], answers: Sequen
     return Made(
         "onnxruntime", made.signature, feeds, answers, version, f"{title} Exported by torch {torch.__version__}."
     )
+
+
+def write_onnx(program: Any, found: Signature, path: Path) -> None:
+    """An exported program as an ONNX file, its inputs and outputs named as in the signature.
+
+    Raises:
+        ImportError: the exporter's package is not installed.
+        RuntimeError: it cannot export the program (torch's own error).
+    """
+    if importlib.util.find_spec("onnxscript") is None:
+        raise ImportError("the package onnxscript, which exports to ONNX, is not installed")
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                program, (), path, dynamo=True, verbose=False,
+                external_data=sum(each.nbytes for each in program.state_dict.values()) > LARGE_BYTES,
+                input_names=[spec.name for spec in found.inputs],
+                output_names=[spec.name for spec in found.outputs],
+            )  # fmt: skip
+    finally:
+        log.setLevel(level)

@@ -10,12 +10,13 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from workbench.backends.cuda_driver import LIBRARY, CudaLibrary
 from workbench.errors import InternalError
 
 HANDLE_BYTES = 64
 """The size of a ``cudaIpcMemHandle_t``."""
 
-_LIBRARY = "libcuda.so.1"
+_LIBRARY = LIBRARY
 _LAZY_PEER_ACCESS = 1
 
 
@@ -23,7 +24,7 @@ class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
 
 
-class CudaDriver:
+class CudaDriver(CudaLibrary):
     """The few calls of the driver that shared regions need. Safe to use from any thread.
 
     Args:
@@ -35,13 +36,7 @@ class CudaDriver:
     """
 
     def __init__(self, library: str = _LIBRARY) -> None:
-        self._cuda = ctypes.CDLL(library)
-        self._call("cuInit", 0)
-        count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
-        if not count.value:
-            raise InternalError("the CUDA driver finds no device")
-        self.devices: int = count.value
+        super().__init__(library)
 
     def open(self, device: int, handle: bytes) -> int:
         """The address under which this process has the memory of another.
@@ -77,26 +72,8 @@ class CudaDriver:
         self._on(device, "cuMemcpyHtoD_v2", ctypes.c_uint64(address), content, ctypes.c_size_t(data.nbytes))
 
     def _on(self, device: int, function: str, *args: Any) -> None:
-        """Calls with the device's primary context, the one that the CUDA runtime of the frameworks uses, too."""
-        number, context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuDeviceGet", ctypes.byref(number), device)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
-        try:
-            self._call("cuCtxPushCurrent_v2", context)
-            try:
-                self._call(function, *args)
-            finally:
-                self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        finally:
-            self._call("cuDevicePrimaryCtxRelease_v2", number)
-
-    def _call(self, function: str, *args: Any) -> None:
-        code = getattr(self._cuda, function)(*args)
-        if code:
-            text = ctypes.c_char_p()
-            self._cuda.cuGetErrorString(code, ctypes.byref(text))
-            said = text.value.decode("utf-8", "replace") if text.value else f"error {code}"
-            raise InternalError(f"{function}: {said}")
+        with self.current(device):
+            self.call(function, *args)
 
 
 def find_driver() -> CudaDriver | None:

@@ -1,0 +1,252 @@
+"""What is built from: a model of a repository, a model file, or a torch module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.backends.onnx_file import read_onnx
+from workbench.config import ConfigDocument, complete_backend, normalize, to_json
+from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.package.made import Wish
+from workbench.package.onnx_model import file_signature, from_onnx
+from workbench.package.onnx_model import run as run_onnx
+from workbench.package.tensors import Feed, Signature, Tensor
+from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
+from workbench.repository.example_inputs import inputs_of, load_example_inputs
+from workbench.repository.models import find_model, find_versions
+
+Form = Literal["onnx", "torchscript", "exported", "module"]
+
+_FORMS: dict[str, Form] = {".onnx": "onnx", ".pt": "torchscript", ".pt2": "exported"}
+_FILES = {"onnxruntime": "model.onnx", "pytorch": "model.pt"}
+VERIFY_COUNT = 4
+"""Requests on which a result is held against its source."""
+VERIFY_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model to build from.
+
+    ``thing`` is the ONNX file, or a ``TorchThing``; ``files`` are what it was read from. ``signature`` is what its
+    framework sees (``reshape`` applied). ``requests(count)`` gives example requests with the batch axis. ``title`` is
+    how texts call it. ``directory`` and ``document`` are the model directory and its configuration, where there is one.
+    ``calibration`` are requests for int8, where other ones than the examples are given.
+    """
+
+    name: str
+    form: Form
+    thing: Any
+    signature: Signature
+    requests: Callable[[int], Iterator[Feed]]
+    max_batch_size: int
+    title: str
+    files: tuple[Path, ...] = ()
+    directory: Path | None = None
+    document: ConfigDocument | None = None
+    calibration: Sequence[Feed] | None = None
+
+    def verify_requests(self) -> list[Feed]:
+        """The requests on which results are held against it: some, and where rows batch, one row alone."""
+        found = list(self.requests(VERIFY_COUNT))
+        if self.signature.batching and len(next(iter(found[0].values()))) > 1:
+            found.append({name: array[:1] for name, array in found[0].items()})
+        return found
+
+    def calibration_requests(self, count: int) -> Iterator[Feed]:
+        """The requests that int8 is calibrated on: those given for it, else examples."""
+        return self.requests(count) if self.calibration is None else iter(self.calibration)
+
+    def run(self, feed: Feed) -> Feed:
+        """What the source itself answers."""
+        if self.form == "onnx":
+            return run_onnx(self.thing, self.signature, feed)
+        answer: Feed = torch_forms().run(self, feed)
+        return answer
+
+
+def torch_forms() -> Any:
+    """The module for models of torch, which imports torch.
+
+    Raises:
+        Unsupported: torch is not installed.
+    """
+    try:
+        from workbench.package.building import torch_forms as found
+    except ImportError as error:
+        raise Unsupported(f"torch cannot be imported: {error}", hint="pip install torch (the extra torch)") from error
+    return found
+
+
+def open_source(model: Any, repository: Path, examples: Any, name: str | None, max_batch_size: int | None) -> Source:
+    """Finds a model and what it takes.
+
+    Args:
+        model: a name in the repository, a model directory, a file (``.onnx``, ``.pt`` TorchScript, ``.pt2``
+            torch.export), or a torch module.
+        repository: where names are looked up.
+        examples: example inputs, as ``package`` takes them; a model directory has its own.
+        name: what texts and the result are called after, where a module has none.
+        max_batch_size: of a file or module; 0 for no batching, None tries it.
+
+    Raises:
+        NotFound: there is no such model.
+        InvalidRequest: it cannot be read, or examples are needed.
+        Unsupported: nothing can be built from a model of this kind.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        form: Form = "torchscript" if isinstance(model, torch.jit.ScriptModule) else "module"
+        made: Source = torch_forms().open_torch(model, form, name or type(model).__name__, examples, max_batch_size)
+        return made
+    if not isinstance(model, str | Path):
+        raise InvalidRequest(
+            f"nothing can be built from a {type(model).__module__}.{type(model).__qualname__}",
+            hint="give a model's name, a file (.onnx, .pt, .pt2) or a torch module",
+        )
+    path = Path(model).expanduser()
+    if path.suffix in _FORMS and path.is_file():
+        return _from_file(path, _FORMS[path.suffix], examples, max_batch_size)
+    if (path / "config.pbtxt").is_file():
+        return _from_directory(path.resolve(), examples)
+    if path.exists() and (path.is_file() or len(path.parts) > 1):
+        raise InvalidRequest(f"nothing can be built from {path}", hint=f"known are {', '.join(_FORMS)}")
+    if not repository.is_dir():
+        raise NotFound(f"no model repository at {repository}", hint="--model-repository DIR names another")
+    return _from_directory(find_model([repository], str(model)), examples)
+
+
+def _from_file(path: Path, form: Form, examples: Any, max_batch_size: int | None) -> Source:
+    if form != "onnx":
+        opened: Source = torch_forms().open_torch(path, form, path.stem, examples, max_batch_size)
+        return opened
+    batching = None if max_batch_size is None else max_batch_size > 0
+    made = from_onnx(path, Wish("", examples, batching=batching))
+    return Source(
+        path.stem, form, path, made.signature, repeated(made.feeds), batch_of(made.signature, max_batch_size),
+        path.name, (path,),
+    )  # fmt: skip
+
+
+def batch_of(signature: Signature, wanted: int | None) -> int:
+    """``max_batch_size`` of a model that has no configuration yet."""
+    from workbench.package.packaging import MAX_BATCH_SIZE
+
+    return (wanted or MAX_BATCH_SIZE) if signature.batching else 0
+
+
+def repeated(feeds: Sequence[Feed]) -> Callable[[int], Iterator[Feed]]:
+    """The given requests, once each, at most so many."""
+    return lambda count: iter(feeds[:count])
+
+
+def _from_directory(directory: Path, examples: Any) -> Source:
+    config_path = directory / "config.pbtxt"
+    data = config_path.read_bytes() if config_path.is_file() else f'name: "{directory.name}"\n'.encode()
+    document = ConfigDocument.parse(data, path=str(config_path))
+    versions, _ = find_versions(directory)
+    if not versions:
+        raise NotFound(f"model '{directory.name}' has no version", where=str(directory), hint="workbench models build")
+    version = versions[max(versions)]
+    message = complete_backend(document.message, directory.name, [path.name for path in version.iterdir()])
+    file = version / (message.default_model_filename or _FILES.get(message.backend, ""))
+    if message.backend not in _FILES:
+        raise Unsupported(
+            f"model '{directory.name}' is of backend '{message.backend}': nothing can be built from it",
+            where=str(directory),
+            hint="build from ONNX, TorchScript or torch.export; of a Python model, from its module: wb.build(module)",
+        )
+    if message.backend == "pytorch" and not file.exists() and (version / "model.pt2").exists():
+        file = version / "model.pt2"
+    if file.is_dir():
+        file = file / "model.onnx"
+    if not file.is_file():
+        raise NotFound(f"unable to find '{file}'", where=str(version), hint="workbench models build, or git lfs pull")
+    form = _FORMS.get(file.suffix, "onnx")
+    config = normalize(message)
+    if form == "onnx" and not (config.input and config.output):
+        document, config = _completed(document, config, file)
+    if not config.input or not config.output:
+        raise InvalidRequest(
+            f"the configuration of '{directory.name}' names no inputs and outputs, and TorchScript does not say them",
+            where=str(config_path),
+        )
+    batching = config.max_batch_size > 0
+    found = Signature(_specs(config.input), _specs(config.output), batching)
+    described = to_json(config)
+
+    def own(count: int) -> Iterator[Feed]:
+        inputs, optional = inputs_of(described)
+        rows = min(VERIFY_ROWS, config.max_batch_size)
+        for feed in load_example_inputs(directory, inputs, batch_size=rows, count=count, optional=optional):
+            yield {item.name: _reshaped(feed[item.name], item, batching) for item in config.input if item.name in feed}
+
+    requests: Callable[[int], Iterator[Feed]] = own
+    if examples is not None:
+        from workbench.package.tensors import as_feeds
+
+        given = as_feeds(examples, [spec.name for spec in found.inputs], what=f"model '{directory.name}'")
+        requests = repeated(given)
+    thing: Any = file if form == "onnx" else torch_forms().load(file, form)
+    return Source(
+        directory.name, form, thing, found, requests, config.max_batch_size, f"model '{directory.name}'", (file,),
+        directory, document,
+    )  # fmt: skip
+
+
+def _completed(document: ConfigDocument, config: Any, file: Path) -> tuple[ConfigDocument, Any]:
+    """A configuration that says less than Triton needs to know, completed from the ONNX file."""
+    from workbench.config import Edit
+
+    graph = read_onnx(file)
+    batching = config.max_batch_size > 0 or (graph.batching and "max_batch_size" not in document.text)
+    found = file_signature(graph, batching)
+    edits = []
+    if batching and not config.max_batch_size:
+        edits.append(Edit("max_batch_size", "set", 4))  # Triton's --backend-config=default-max-batch-size
+    for field, specs, given in (("input", found.inputs, config.input), ("output", found.outputs, config.output)):
+        if not given:
+            value = [
+                {
+                    "name": spec.name,
+                    "data_type": f"TYPE_{spec.datatype.replace('BYTES', 'STRING')}",
+                    "dims": list(spec.dims),
+                }
+                for spec in specs
+            ]
+            edits.append(Edit(field, "set", value))
+    document = document.edit(edits)
+    return document, normalize(document.message)
+
+
+def _specs(items: Any) -> tuple[Tensor, ...]:
+    specs = []
+    for item in items:
+        kind = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[item.data_type].name
+        dims = tuple(item.reshape.shape if item.HasField("reshape") else item.dims)
+        specs.append(Tensor(item.name, BY_CONFIG[kind].wire, dims))
+    return tuple(specs)
+
+
+def _reshaped(array: NDArray[Any], item: Any, batching: bool) -> NDArray[Any]:
+    if not item.HasField("reshape"):
+        return array
+    return np.ascontiguousarray(
+        array.reshape((*array.shape[:1], *item.reshape.shape) if batching else item.reshape.shape)
+    )
+
+
+def variable_sizes(source: Source) -> Mapping[str, list[tuple[int, ...]]]:
+    """The shapes of each input in the example requests."""
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for feed in source.requests(64):
+        for name, array in feed.items():
+            shapes.setdefault(name, []).append(array.shape)
+    return shapes

@@ -1,0 +1,244 @@
+"""Models of torch: opened, run, and turned into TorchScript, AOTInductor packages and ONNX files."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from workbench.errors import InvalidRequest, Unsupported
+from workbench.package.building.source import Form, Source, batch_of, repeated
+from workbench.package.tensors import Feed, Signature, as_array, as_feeds, named, signature
+from workbench.package.torch_module import export_program, write_onnx
+
+_INDEXED = re.compile(r".+__(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchThing:
+    """A model of torch in memory: what is called, the names of its arguments in order, how many go by position.
+
+    ``program`` is the exported program, where it comes from one.
+    """
+
+    call: Callable[..., Any]
+    arguments: tuple[str, ...]
+    positional: int = 0
+    program: Any = None
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        """The answer to arrays in the order of ``arguments``."""
+        tensors = [torch.from_numpy(np.array(array)) for array in arrays]
+        by_name = dict(zip(self.arguments[self.positional :], tensors[self.positional :], strict=False))
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.call(*tensors[: self.positional], **by_name)
+
+
+def load(thing: Any, form: Form) -> TorchThing:
+    """A module, or a file of TorchScript or torch.export, on the CPU and in evaluation mode.
+
+    Raises:
+        InvalidRequest: the file cannot be read as that.
+    """
+    if form == "module":
+        module = copy.deepcopy(thing).cpu().eval()
+        return TorchThing(module, tuple(inspect.signature(module.forward).parameters))
+    path = thing if isinstance(thing, Path) else None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if form == "torchscript":
+                jit: Any = torch.jit
+                scripted: Any = jit.load(str(path), map_location="cpu") if path else copy.deepcopy(thing).cpu()
+                scripted.eval()
+                return TorchThing(scripted, tuple(each.name for each in scripted.forward.schema.arguments[1:]))
+            program = torch.export.load(str(path))
+            args, kwargs = program.call_spec.in_spec.children()
+            names = (*inspect.signature(program.module().forward).parameters,)[: len(args.children())]
+            names = (*(names or program.graph_signature.user_inputs[: len(args.children())]), *(kwargs.context or ()))
+            return TorchThing(program.module(), tuple(map(str, names)), len(args.children()), program)
+    except Exception as error:  # torch raises what it likes at a file that is something else
+        kind = "TorchScript" if form == "torchscript" else "a program of torch.export"
+        raise InvalidRequest(
+            f"{path} cannot be read as {kind}: {str(error).splitlines()[0] if str(error) else error!r:.300}",
+            hint="an AOTInductor package (.pt2) is compiled code: build from what it was compiled from",
+        ) from error
+
+
+def open_torch(thing: Any, form: Form, name: str, examples: Any, max_batch_size: int | None) -> Source:
+    """A source whose inputs and outputs are what it does with the examples.
+
+    Raises:
+        InvalidRequest: it cannot be read, or the examples do not fit it.
+    """
+    loaded = load(thing, form)
+    what = thing.name if isinstance(thing, Path) else f"the torch module {type(thing).__name__}"
+    feeds = as_feeds(examples, loaded.arguments, what=what)
+    if not set(feeds[0]) <= set(loaded.arguments):
+        raise InvalidRequest(
+            f"{what} takes {', '.join(loaded.arguments)}, the examples have {', '.join(feeds[0])}",
+            hint="name the examples as forward does, or give them without names: example_inputs=array",
+        )
+    feeds = [{name: feed[name] for name in loaded.arguments if name in feed} for feed in feeds]
+
+    def call(feed: Feed) -> Feed:
+        value = loaded(list(feed.values()))
+        return named(tuple(value) if isinstance(value, list) else value, ())
+
+    batching = None if max_batch_size is None else max_batch_size > 0
+    found, _ = signature(call, feeds, batching=batching)
+    files = (thing,) if isinstance(thing, Path) else ()
+    return Source(name, form, loaded, found, repeated(feeds), batch_of(found, max_batch_size), what, files)
+
+
+def run(source: Source, feed: Feed) -> Feed:
+    """What a source of torch answers."""
+    return answers(source.thing, source.signature, feed)
+
+
+def answers(thing: TorchThing, found: Signature, feed: Feed) -> Feed:
+    """What a model of torch answers; its outputs take the signature's names, in order."""
+    names = [spec.name for spec in found.inputs if spec.name in feed]
+    if not set(names) <= set(thing.arguments):
+        names = by_index(names)
+    else:
+        names = [name for name in thing.arguments if name in names]
+    value = thing([feed[name] for name in names])
+    if isinstance(value, dict):
+        return {str(name): as_array(str(name), item) for name, item in value.items()}
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    outputs = by_index([spec.name for spec in found.outputs])
+    return {name: as_array(name, item) for name, item in zip(outputs, values, strict=False)}
+
+
+def by_index(names: Sequence[str]) -> list[str]:
+    """Names in the order that Triton's NAME__INDEX gives, as they are where one is not of that form."""
+    found = [_INDEXED.match(name) for name in names]
+    if not all(found):
+        return list(names)
+    return [
+        name for _, name in sorted(zip((int(cast("re.Match[str]", each)[1]) for each in found), names, strict=True))
+    ]
+
+
+def write_torchscript(source: Source, requests: Sequence[Feed], target: Path) -> str:
+    """Writes a TorchScript file; gives how it was made.
+
+    A module is compiled (``torch.jit.script``) where its source allows, else traced on the first request: then what its
+    Python code decides by the values or shapes of a request is fixed.
+
+    Raises:
+        InvalidRequest: torch can neither compile nor trace it.
+    """
+    thing: TorchThing = source.thing
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if source.form == "torchscript":
+            torch.jit.save(cast(Any, thing.call), str(target))
+            return "as it was"
+        scripted: Any = None
+        if source.form == "module":
+            try:
+                scripted = torch.jit.script(cast(Any, thing.call))
+            except Exception:  # whatever its source has that TorchScript lacks
+                scripted = None
+        how = "torch.jit.script"
+        if scripted is None:
+            scripted, how = _trace(source, thing, requests[0]), "torch.jit.trace"
+        torch.jit.save(scripted, str(target))
+    return how
+
+
+def _trace(source: Source, thing: TorchThing, feed: Feed) -> Any:
+    tensors = [torch.from_numpy(np.array(feed[name])) for name in thing.arguments if name in feed]
+    names = [name for name in thing.arguments if name in feed]
+    given: dict[str, Any] = (
+        {"example_inputs": tuple(tensors)} if thing.positional else {"example_kwarg_inputs": dict(zip(names, tensors))}
+    )
+    try:
+        with torch.no_grad():
+            return cast(Any, torch.jit).trace(thing.call, check_trace=False, **given)
+    except Exception as error:
+        raise InvalidRequest(
+            f"torch can neither compile nor trace {source.title}: {str(error).splitlines()[0]:.300}",
+            hint="--to onnx or --to aoti go by torch.export instead",
+        ) from error
+
+
+def program_of(source: Source, requests: Sequence[Feed]) -> Any:
+    """A module, or what torch.export made of one, as a program.
+
+    Raises:
+        InvalidRequest: torch cannot export it.
+    """
+    if source.form == "exported":
+        return source.thing.program
+    return export_program(source.thing.call, source.signature, requests)
+
+
+def write_aoti(source: Source, requests: Sequence[Feed], target: Path) -> None:
+    """Writes an AOTInductor package; takes a C++ compiler, and from ten seconds to minutes.
+
+    Raises:
+        InvalidRequest: torch cannot export or compile it.
+    """
+    program = program_of(source, requests)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch._inductor.aoti_compile_and_package(program, package_path=str(target))
+    except Exception as error:
+        raise InvalidRequest(
+            f"AOTInductor cannot compile {source.title}: {str(error).splitlines()[0] if str(error) else error!r:.300}",
+            hint="it needs a C++ compiler (g++) on the path",
+        ) from error
+
+
+def load_aoti(path: Path, arguments: Sequence[str], positional: int) -> TorchThing:
+    """A package that was written, to be run."""
+    return TorchThing(torch._inductor.aoti_load_package(str(path)), tuple(arguments), positional)
+
+
+def write_onnx_of(source: Source, requests: Sequence[Feed], target: Path) -> None:
+    """Writes a source of torch as an ONNX file.
+
+    Raises:
+        InvalidRequest: torch cannot export it.
+        Unsupported: the exporter is not installed.
+    """
+    try:
+        if source.form == "torchscript":
+            _torchscript_to_onnx(source, requests[0], target)
+        else:
+            write_onnx(program_of(source, requests), source.signature, target)
+    except ImportError as error:
+        raise Unsupported(str(error), hint="pip install onnxscript (the extra torch)") from error
+    except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
+        raise InvalidRequest(
+            f"torch cannot export {source.title} to ONNX: {str(error).splitlines()[0]:.300}"
+        ) from error
+
+
+def _torchscript_to_onnx(source: Source, feed: Feed, target: Path) -> None:
+    inputs, outputs = [spec.name for spec in source.signature.inputs], [spec.name for spec in source.signature.outputs]
+    axes: dict[str, dict[int, str]] = {}
+    shift = 1 if source.signature.batching else 0
+    for spec in (*source.signature.inputs, *source.signature.outputs):
+        axes[spec.name] = {0: "batch"} if shift else {}
+        axes[spec.name] |= {axis + shift: f"{spec.name}_{axis}" for axis, size in enumerate(spec.dims) if size == -1}
+    tensors = tuple(torch.from_numpy(np.array(feed[name])) for name in by_index(inputs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            source.thing.call, tensors, str(target), dynamo=False, input_names=by_index(inputs),
+            output_names=by_index(outputs), dynamic_axes=axes,
+        )  # fmt: skip
