@@ -1,7 +1,7 @@
 """Building: a model becomes another form of itself (an engine, an ONNX file, OpenVINO's, TorchScript, AOTInductor).
 
-``build(model, to=..., repository=...)`` -> ``Built``. Steps: ``source`` (what is built from), ``forms`` (one function for
-each target; ``tensorrt_form`` and ``torch_forms`` are their larger parts), ``config`` (the new model's config.pbtxt),
+``build(model, to=..., repository=...)`` -> ``Built``. Steps: ``source`` (what is built from), ``forms`` (one function
+for each target; ``tensorrt_form`` and ``torch_forms`` are their larger parts), ``config`` (the new config.pbtxt),
 ``drift`` (whether it answers alike), ``build`` (the order of these, and the files).
 """
 

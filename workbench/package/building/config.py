@@ -116,7 +116,7 @@ def _from_signature(source: Source, target: Target, name: str, changes: Changes)
     example = next(source.requests(1))
     text = config_text(
         name, BACKENDS[target], source.signature, example, max_batch_size=source.max_batch_size, comment="",
-        reshapes=True,
+        reshapes=True, parameters={},
     )  # fmt: skip
     return text.replace("KIND_CPU", "KIND_GPU") if target == "tensorrt" else text
 

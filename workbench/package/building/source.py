@@ -29,6 +29,8 @@ _FILES = {"onnxruntime": "model.onnx", "pytorch": "model.pt"}
 VERIFY_COUNT = 4
 """Requests on which a result is held against its source."""
 VERIFY_ROWS = 4
+USUAL_BATCH_SIZE = 32
+"""``max_batch_size`` of a file or module that batches, unless it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,7 @@ def _from_file(path: Path, form: Form, examples: Any, max_batch_size: int | None
 
 def batch_of(signature: Signature, wanted: int | None) -> int:
     """``max_batch_size`` of a model that has no configuration yet."""
-    from workbench.package.packaging import MAX_BATCH_SIZE
-
-    return (wanted or MAX_BATCH_SIZE) if signature.batching else 0
+    return (wanted or USUAL_BATCH_SIZE) if signature.batching else 0
 
 
 def repeated(feeds: Sequence[Feed]) -> Callable[[int], Iterator[Feed]]:
@@ -216,7 +216,7 @@ def _completed(document: ConfigDocument, config: Any, file: Path) -> tuple[Confi
             value = [
                 {
                     "name": spec.name,
-                    "data_type": f"TYPE_{spec.datatype.replace('BYTES', 'STRING')}",
+                    "data_type": BY_WIRE[spec.datatype].config,
                     "dims": list(spec.dims),
                 }
                 for spec in specs

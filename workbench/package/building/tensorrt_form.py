@@ -97,19 +97,17 @@ def _profiles(
                 raise InvalidRequest(f"input '{name}' has the fixed shape {spelled(fixed[name].dims)}")
     if not variable:
         return (), []
-    seen = (
-        variable_sizes(source)
-        if any(each.of(spec.name) is None for each in wanted or [ShapeSet()] for spec in variable)
-        else {}
-    )
+    wanted = wanted or [ShapeSet()]
+    some_missing = any(each.of(spec.name) is None for each in wanted for spec in variable)
+    seen = variable_sizes(source) if some_missing else {}
     profiles = []
-    for each in wanted or [ShapeSet()]:
+    for each in wanted:
         profile = {}
         for spec in variable:
             shapes = each.of(spec.name)
             profile[spec.name] = ShapeRange(*shapes) if shapes else _from_examples(source, spec, seen)
         profiles.append(profile)
-    derived = [spec.name for spec in variable if all(each.of(spec.name) is None for each in wanted or [ShapeSet()])]
+    derived = [spec.name for spec in variable if all(each.of(spec.name) is None for each in wanted)]
     notes = []
     if derived:
         found = ", ".join(f"{name} {profiles[0][name]}" for name in derived)

@@ -161,8 +161,9 @@ def write_torchscript(source: Source, requests: Sequence[Feed], target: Path) ->
 def _trace(source: Source, thing: TorchThing, feed: Feed) -> Any:
     tensors = [torch.from_numpy(np.array(feed[name])) for name in thing.arguments if name in feed]
     names = [name for name in thing.arguments if name in feed]
+    by_name = dict(zip(names, tensors, strict=True))
     given: dict[str, Any] = (
-        {"example_inputs": tuple(tensors)} if thing.positional else {"example_kwarg_inputs": dict(zip(names, tensors))}
+        {"example_inputs": tuple(tensors)} if thing.positional else {"example_kwarg_inputs": by_name}
     )
     try:
         with torch.no_grad():
