@@ -1,0 +1,197 @@
+"""The PyTorch forms that run in a process: an exported program's names and completion, compiled code, model.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_fixtures import EngineFactory
+
+from workbench.backends._child.torch_names import NamesError, indices, paths
+from workbench.errors import WorkbenchError
+from workbench.protocol.tensors import InferenceRequest, Tensor
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from torch_models import Linear, Named, export, script
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+THREAD = 'parameters { key: "WORKBENCH_EXECUTION" value { string_value: "thread" } }\n'
+NO_COMPILE = 'parameters { key: "TORCH_COMPILE_OPTIONAL_PARAMETERS" value { string_value: "{\\"disable\\": true}" } }\n'
+LINEAR = """\
+backend: "pytorch"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
+EAGER = """
+import os
+import torch
+
+class Base(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(4, 3))
+
+    def forward(self, x):
+        return {"OUTPUT__0": x @ self.w, "other": x}
+
+class A(Base):
+    def forward(self, x):
+        return x @ self.w
+"""
+
+
+def directory(root: Path, name: str, text: str) -> Path:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(text)
+    return root / name / "1"
+
+
+def ask(engine: Any, model: str, **arrays: Any) -> dict[str, Any]:
+    inputs = [Tensor.from_numpy(name, np.asarray(array, np.float32)) for name, array in arrays.items()]
+    return {tensor.name: tensor.data for tensor in engine.infer(InferenceRequest(model, inputs)).outputs}
+
+
+CALL = json.dumps(
+    [1, {"type": "builtins.tuple", "context": "null", "children_spec": [
+        {"type": "builtins.tuple", "context": "null", "children_spec": [
+            {"type": None, "context": None, "children_spec": []},
+            {"type": "builtins.dict", "context": '["keyA", "key2"]', "children_spec": [
+                {"type": None, "context": None, "children_spec": []},
+                {"type": None, "context": None, "children_spec": []}]}]},
+        {"type": "builtins.dict", "context": '["scale"]', "children_spec": [
+            {"type": None, "context": None, "children_spec": []}]}]}]
+)  # fmt: skip
+
+
+def test_names_of_an_exported_program() -> None:
+    """Those that Triton's README gives for AOTInductor, and the program's own."""
+    leaves = paths(CALL)
+    assert leaves == ["ARGS[0]", "ARGS[1][keyA]", "ARGS[1][key2]", "KWARGS[scale]"]
+    own = ["x", "", "", "scale"]
+    assert indices(["KWARGS[scale]", "ARGS[1][key2]"], leaves, own, "input") == ([3, 2], True)
+    assert indices(["INPUT__2", "INPUT__0"], leaves, own, "input") == ([2, 0], True)
+    assert indices(["scale", "x", "ARGS[1][keyA]"], leaves, own, "input") == ([3, 0, 1], True)
+    assert indices(["some", "thing"], leaves, own, "input") == ([0, 1], False)
+    for names, text in (
+        (["x", "thing"], "the program has no input 'thing'; it has x, ARGS"),
+        (["x", "INPUT__0"], "two inputs of the configuration"),
+        (["INPUT__9"], "no input 'INPUT__9'"),
+        (["a", "b", "c", "d", "e"], "the configuration has 5 inputs, the program 4"),
+    ):
+        with pytest.raises(NamesError, match=text.replace("[", r"\[")):
+            indices(names, leaves, own, "input")
+
+
+def test_a_signature_completes_the_configuration(tmp_path: Path, make_engine: EngineFactory) -> None:
+    """No config.pbtxt at all: names, types and symbolic sizes come out of the .pt2, batching with them."""
+    folder = directory(tmp_path, "named", THREAD)
+    (folder.parent / "config.pbtxt").write_text(THREAD)
+    ones = torch.ones(2, 4)
+    export(Named(), folder / "model.pt2", ones, torch.ones(2), scale=ones)
+    engine = make_engine(tmp_path)
+    config = engine.model_config("named")
+    assert [(item.name, list(item.dims)) for item in config.input] == [("x", [4]), ("mask", [1]), ("scale", [4])]
+    assert [(item.name, list(item.dims)) for item in config.output] == [("masked", [4]), ("scaled", [4])]
+    assert config.max_batch_size == 4
+    got = ask(engine, "named", scale=[[2] * 4], x=[[1, 2, 3, 4]], mask=[[0]])
+    assert got["masked"].tolist() == [[0, 0, 0, 0]]
+    assert got["scaled"].tolist() == [[2, 4, 6, 8]]
+
+
+@pytest.mark.parametrize(
+    ("about", "text"),
+    [
+        ({"AOTI_CPU_ISA": "AVX2 SVE256"}, "model.pt2 was compiled for processors with AVX2 SVE256; this one has no"),
+        ({"AOTI_PLATFORM": "windows"}, "model.pt2 was compiled for windows, this is"),
+        ({"AOTI_MACHINE": "riscv64"}, "model.pt2 was compiled for riscv64, this is"),
+        ({"AOTI_DEVICE_KEY": "cuda"}, "model.pt2 was compiled for cuda, and no instance is KIND_GPU"),
+    ],
+)
+def test_compiled_code_that_does_not_fit_this_machine(
+    tmp_path: Path, make_engine: EngineFactory, about: dict[str, str], text: str
+) -> None:
+    folder = directory(tmp_path, "m", LINEAR)
+    with zipfile.ZipFile(folder / "model.pt2", "w") as archive:
+        archive.writestr("m/archive_format", "pt2")
+        archive.writestr("m/data/aotinductor/model/c.wrapper_metadata.json", json.dumps(about))
+    engine = make_engine(tmp_path, control_mode="explicit")
+    with pytest.raises(WorkbenchError, match=text):
+        engine.load("m")
+
+
+def test_what_a_program_does_not_have(tmp_path: Path, make_engine: EngineFactory) -> None:
+    program = tmp_path / "linear.pt2"
+    export(Linear(), program, torch.zeros(2, 4))
+    wrong = {
+        "inputs": (
+            LINEAR + 'input { name: "w" data_type: TYPE_FP32 dims: 4 }',
+            "configuration expects 2 inputs, model",
+        ),
+        "outputs": (LINEAR.replace("OUTPUT__0", "OUTPUT__7"), "the program has no output 'OUTPUT__7'; it has RESULT"),
+    }
+    for name, (text, _) in wrong.items():
+        shutil.copy(program, directory(tmp_path / "models", name, text + THREAD) / "model.pt2")
+    typed = LINEAR.replace('"OUTPUT__0" data_type: TYPE_FP32', '"OUTPUT__0" data_type: TYPE_FP16') + THREAD
+    shutil.copy(program, directory(tmp_path / "models", "typed", typed) / "model.pt2")
+    engine = make_engine(tmp_path / "models", control_mode="explicit")
+    for name, (_, expected) in wrong.items():
+        with pytest.raises(WorkbenchError, match=expected):
+            engine.load(name)
+    engine.load("typed")
+    with pytest.raises(
+        WorkbenchError, match="configuration expects datatype TYPE_FP16 for output 'OUTPUT__0', model pr"
+    ):
+        ask(engine, "typed", x=[[1, 0, 0, 0]])
+
+
+def test_a_module_in_model_py(tmp_path: Path, make_engine: EngineFactory) -> None:
+    """The first module of the file, as in Triton; its weights beside it; a second one is said."""
+    folder = directory(tmp_path, "eager", LINEAR + 'runtime: "model.py"\n' + THREAD + NO_COMPILE)
+    (folder / "model.py").write_text(EAGER)
+    torch.save(Linear().state_dict(), folder / "model.pt")
+    engine = make_engine(tmp_path)
+    assert ask(engine, "eager", x=[[1, 0, 0, 0]])["OUTPUT__0"].tolist() == [[0, 0.125, 0.25]]
+
+
+@pytest.mark.full
+def test_each_form_in_its_process(tmp_path: Path, make_engine: EngineFactory) -> None:
+    """The same answers from all forms, two instances each; torch in the models' processes."""
+    program = directory(tmp_path, "program", LINEAR + "instance_group { count: 2 kind: KIND_CPU }")
+    export(Linear(), program / "model.pt2", torch.zeros(2, 4))
+    eager = directory(tmp_path, "eager", LINEAR + 'runtime: "model.py"\n' + NO_COMPILE)
+    (eager / "model.py").write_text(EAGER)
+    torch.save(Linear().state_dict(), eager / "model.pt")
+    scripted = directory(tmp_path, "scripted", LINEAR + 'runtime: "model.py"\n')
+    script(Linear(), scripted / "model.pt")
+    threads = directory(tmp_path, "threads", LINEAR)
+    script(Linear(), threads / "model.pt")
+    engine = make_engine(tmp_path)
+    given = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
+    expected = ask(engine, "threads", x=given)["OUTPUT__0"]
+    for name in ("program", "eager", "scripted"):
+        assert np.abs(ask(engine, name, x=given)["OUTPUT__0"] - expected).max() < 1e-6, name
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C compiler")
+@pytest.mark.timeout(600)
+def test_compiled_code(tmp_path: Path, make_engine: EngineFactory) -> None:
+    """AOTInductor: compiled here, loaded without a compiler, dynamic batch, Triton's names."""
+    text = LINEAR.replace('"x"', '"ARGS[0]"').replace("OUTPUT__0", "RESULT[1]")
+    folder = directory(tmp_path, "aoti", 'platform: "torch_aoti"\n' + text)
+    program = export(Linear(), folder / "program.pt2", torch.zeros(2, 4))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
+    engine = make_engine(tmp_path)
+    for rows in (1, 5):
+        given = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
+        got = ask(engine, "aoti", **{"ARGS[0]": given})["RESULT[1]"]
+        assert np.abs(got + given @ Linear().w.detach().numpy()).max() < 1e-6
