@@ -40,31 +40,36 @@ def check_fit(
                 f"configuration specified sequence control '{item.name}', but model does not provide that input"
             )
     for state in sequence.state:
-        _find(state.input_name, by_name, "input")
+        find_spec(state.input_name, by_name, "input")
     for item in config.input:
         if item.optional and config.max_batch_size != 0:
             raise InvalidRequest(
                 f"unable to load model '{config.name}', optional input '{item.name}' is not supported for models that "
                 "support batching"
             )
-        spec = _find(item.name, by_name, "input")
-        _check_datatype(config, item, spec, "input")
+        spec = find_spec(item.name, by_name, "input")
+        check_datatype(config, item, spec, "input")
         if item.allow_ragged_batch:
-            _check_ragged(config, item, spec)
+            check_ragged(config, item, spec)
         else:
-            _check_dims(config, item, spec, exact=False)
+            check_dims(config, item, spec, exact=False)
     by_name = {spec.name: spec for spec in outputs}
     for state in sequence.state:
-        _find(state.output_name, by_name, "output")
+        find_spec(state.output_name, by_name, "output")
     scattered = {name for item in config.batch_output for name in item.target_name}
     for item in config.output:
-        spec = _find(item.name, by_name, "output")
-        _check_datatype(config, item, spec, "output")
+        spec = find_spec(item.name, by_name, "output")
+        check_datatype(config, item, spec, "output")
         if item.name not in scattered:  # Triton compares no shapes there: the batch's output may be flat
-            _check_dims(config, item, spec, exact=True)
+            check_dims(config, item, spec, exact=True)
 
 
-def _find(name: str, by_name: Mapping[str, TensorSpec], kind: str) -> TensorSpec:
+def find_spec(name: str, by_name: Mapping[str, TensorSpec], kind: str) -> TensorSpec:
+    """The tensor of a name; ``kind`` is ``input`` or ``output``.
+
+    Raises:
+        InvalidRequest: the model has none.
+    """
     spec = by_name.get(name)
     if spec is None:
         raise InvalidRequest(f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(sorted(by_name))}")
@@ -77,7 +82,12 @@ def config_datatype(item: Any) -> str:
     return str(field.enum_type.values_by_number[item.data_type].name)
 
 
-def _check_datatype(config: Any, item: Any, spec: TensorSpec, kind: str) -> None:
+def check_datatype(config: Any, item: Any, spec: TensorSpec, kind: str) -> None:
+    """Whether the configured data type is the model's.
+
+    Raises:
+        WorkbenchError: it is not.
+    """
     wanted = config_datatype(item)
     row = datatypes.BY_CONFIG.get(wanted)
     if row is None:
@@ -89,7 +99,12 @@ def _check_datatype(config: Any, item: Any, spec: TensorSpec, kind: str) -> None
         )
 
 
-def _check_ragged(config: Any, item: Any, spec: TensorSpec) -> None:
+def check_ragged(config: Any, item: Any, spec: TensorSpec) -> None:
+    """Whether the model takes a ragged input as it is configured.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
     if item.optional:
         raise InvalidRequest(
             f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] for "
@@ -102,7 +117,12 @@ def _check_ragged(config: Any, item: Any, spec: TensorSpec) -> None:
         )
 
 
-def _check_dims(config: Any, item: Any, spec: TensorSpec, *, exact: bool) -> None:
+def check_dims(config: Any, item: Any, spec: TensorSpec, *, exact: bool) -> None:
+    """Whether the configured dims are the model's; unless ``exact``, a variable dimension of the model fits all.
+
+    Raises:
+        InvalidRequest: they are not.
+    """
     dims = tuple(item.reshape.shape) if item.HasField("reshape") else tuple(item.dims)
     if not spec.dims:
         if any(dim != 1 for dim in dims):

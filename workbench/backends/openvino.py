@@ -17,7 +17,7 @@ Source: openvino_backend's ``openvino.cc``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,44 +28,27 @@ from workbench.backends.base import Execution, InstanceSpec, LoadedModel, ModelC
 from workbench.backends.batches import TensorInstance
 from workbench.backends.model_files import model_file
 from workbench.backends.openvino_config import DYNAMIC_BATCH, PRECISION, Settings, own_thread_count, read_settings
-from workbench.backends.openvino_model import complete, fit, openvino_errors, read_model, tensor_specs
+from workbench.backends.openvino_model import (
+    compile_model,
+    complete,
+    describe_compiled,
+    fit,
+    give_tensor,
+    openvino_errors,
+    read_model,
+    run_request,
+    tensor_specs,
+)
 from workbench.config import DEFAULT_MAX_BATCH_SIZE
 from workbench.errors import InternalError, InvalidRequest
-
-VERSION = str(ov.__version__).partition("-")[0]
-
-
-def compile_model(core: ov.Core, model: ov.Model, device: str, properties: Mapping[str, Any]) -> ov.CompiledModel:
-    """A model, ready to run on a device.
-
-    Raises:
-        InternalError: OpenVINO cannot (Triton's text); the hint names the devices there are.
-    """
-    with openvino_errors("loading model", hint=f"devices here: {', '.join(core.available_devices)}"):
-        return core.compile_model(model, device, dict(properties))
-
-
-def describe_compiled(compiled: ov.CompiledModel, device: str) -> dict[str, str]:
-    """What a compiled model runs on and how: what it says itself, not what was asked of it."""
-    found = {"engine": f"OpenVINO {VERSION}", "device": device}
-    for about, key in (
-        ("precision", PRECISION),
-        ("streams", "NUM_STREAMS"),
-        ("threads", "INFERENCE_NUM_THREADS"),
-        ("performance hint", "PERFORMANCE_HINT"),
-    ):
-        try:
-            value = compiled.get_property(key)
-        except RuntimeError:  # not every device has every property
-            continue
-        found[about] = value.get_type_name() if isinstance(value, ov.Type) else str(value)
-    return found
 
 
 class OpenVinoBackend:
     """Triton's ``openvino``."""
 
     name = "openvino"
+    uses_gpus = False
+    """Instances are on the CPU, as in Triton; another device is the parameter TARGET_DEVICE."""
 
     def describe(self, context: ModelContext) -> ModelDescription:
         """Inputs and outputs of the model file; it batches by its layouts (9.5)."""
@@ -217,19 +200,12 @@ class _OpenVinoInstance(TensorInstance):
                     padded = np.zeros((self._rows, *array.shape[1:]), array.dtype)
                     padded[: self._given] = array
                     array = padded
-            if not (array.flags.c_contiguous and array.flags.writeable):
-                array = array.copy()  # OpenVINO shares no memory that it might not write to
-            self._held.append(array)  # OpenVINO does not own it
-            with openvino_errors("setting tensor data"):
-                request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+            self._held.append(give_tensor(request, name, array))
         return request
 
     def run(self, prepared: ov.InferRequest) -> ov.InferRequest:
         """One inference."""
-        with openvino_errors("running async inference"):
-            prepared.start_async()
-        with openvino_errors("running inference - wait"):
-            prepared.wait()
+        run_request(prepared)
         return prepared
 
     def take(self, raw: ov.InferRequest) -> Sequence[NDArray[Any]]:

@@ -6,19 +6,22 @@ Sources: openvino_backend's ``AutoCompleteConfig``, ``ValidateInputs``, ``Valida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import layout_helpers
 from openvino.preprocess import PrePostProcessor
 
 from workbench.backends.base import TensorSpec
 from workbench.backends.fit import config_datatype, shape_text
-from workbench.backends.openvino_config import Settings
+from workbench.backends.openvino_config import PRECISION, Settings
 from workbench.errors import InternalError, InvalidRequest
+
+VERSION = str(ov.__version__).partition("-")[0]
 
 _TYPES: dict[str, str] = {
     "boolean": "BOOL",
@@ -231,3 +234,57 @@ def _matches(own: ov.Dimension, wanted: int) -> bool:
         return bool(own.get_length() == wanted)
     most = own.get_max_length()
     return bool(most == -1 or own.get_min_length() < wanted < most)
+
+
+def compile_model(core: ov.Core, model: ov.Model, device: str, properties: Mapping[str, Any]) -> ov.CompiledModel:
+    """A model, ready to run on a device.
+
+    Raises:
+        InternalError: OpenVINO cannot (Triton's text); the hint names the devices there are.
+    """
+    with openvino_errors("loading model", hint=f"devices here: {', '.join(core.available_devices)}"):
+        return core.compile_model(model, device, dict(properties))
+
+
+def describe_compiled(compiled: ov.CompiledModel, device: str) -> dict[str, str]:
+    """What a compiled model runs on and how: what it says itself, not what was asked of it."""
+    found = {"engine": f"OpenVINO {VERSION}", "device": device}
+    for about, key in (
+        ("precision", PRECISION),
+        ("streams", "NUM_STREAMS"),
+        ("threads", "INFERENCE_NUM_THREADS"),
+        ("performance hint", "PERFORMANCE_HINT"),
+    ):
+        try:
+            value = compiled.get_property(key)
+        except RuntimeError:  # not every device has every property
+            continue
+        found[about] = value.get_type_name() if isinstance(value, ov.Type) else str(value)
+    return found
+
+
+def give_tensor(request: ov.InferRequest, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Hands an input over and gives the array whose memory OpenVINO reads: to be kept until the inference is over.
+
+    That is ``array`` itself, without a copy, where it may be written to: OpenVINO shares no other.
+
+    Raises:
+        InternalError: shape or type do not fit.
+    """
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        array = array.copy()
+    with openvino_errors("setting tensor data"):
+        request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+    return array
+
+
+def run_request(request: ov.InferRequest) -> None:
+    """One inference; the GIL is released meanwhile.
+
+    Raises:
+        InternalError: it failed.
+    """
+    with openvino_errors("running async inference"):
+        request.start_async()
+    with openvino_errors("running inference - wait"):
+        request.wait()
