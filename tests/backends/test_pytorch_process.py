@@ -95,8 +95,7 @@ def test_a_signature_completes_the_configuration(tmp_path: Path, make_engine: En
     """No config.pbtxt at all: names, types and symbolic sizes come out of the .pt2, batching with them."""
     folder = directory(tmp_path, "named", THREAD)
     (folder.parent / "config.pbtxt").write_text(THREAD)
-    ones = torch.ones(2, 4)
-    export(Named(), folder / "model.pt2", ones, torch.ones(2), scale=ones)
+    export(Named(), folder / "model.pt2", torch.ones(2, 4), torch.ones(2), scale=torch.ones(2, 4))
     engine = make_engine(tmp_path)
     config = engine.model_config("named")
     assert [(item.name, list(item.dims)) for item in config.input] == [("x", [4]), ("mask", [1]), ("scale", [4])]
