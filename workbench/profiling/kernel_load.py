@@ -58,7 +58,7 @@ class KernelLoad:
         self._start = clock()
         self._sender.begin(clock)
         warmth = self._warm_up()
-        begin, answered = clock(), recorder.answered
+        begin, answered = clock() if load.warmup_s > 0 else self._start, recorder.answered
         if load.warmup_s > 0:
             # However long the warm-up took, the window has the arrivals that every other window of this load has.
             warmup = int(load.longest_warmup_s * 1e9)

@@ -270,7 +270,9 @@ class LoadRun:
         return self.recorder.known_well(begin, end, self.load.clients)
 
     def _open_window(self, at: int = 0) -> None:
-        self._window[0] = at or self.clock()
+        # Without a warm-up the window begins with the first arrival, which a late timer must not leave out.
+        at_once = self.load.has_open and self.load.warmup_s == 0
+        self._window[0] = at or (self._start if at_once else self.clock())
         if self.load.has_open and self.load.warmup_s > 0:
             # However long the warm-up took, the window has the arrivals that every other window of this load has.
             warmup = int(self.load.longest_warmup_s * 1e9)
