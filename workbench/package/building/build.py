@@ -25,6 +25,7 @@ from workbench.package.building.tensorrt_form import to_tensorrt
 from workbench.package.layout import write
 from workbench.package.tensors import as_feeds
 from workbench.records.environment import capture_environment
+from workbench.repository.example_inputs import FILE_NAME
 from workbench.repository.models import check_name
 
 PROVENANCE = "build.json"
@@ -167,7 +168,10 @@ def _directory(written: Path, source: Source, to: Target, name: str, form: Form)
     if source.directory is None:
         made = written / "1"
         kept = made.rename(written.parent / "version")
-        write(written, config, {}, list(source.requests(64)), source.signature)
+        renamed = form.changes.renamed
+        inputs = tuple(replace(spec, name=renamed.get(spec.name, spec.name)) for spec in source.signature.inputs)
+        feeds = [{renamed.get(key, key): array for key, array in feed.items()} for feed in source.requests(64)]
+        write(written, config, {}, feeds, replace(source.signature, inputs=inputs))
         shutil.copytree(kept, written / "1", dirs_exist_ok=True)
         return
     (written / "config.pbtxt").write_text(config, encoding="utf-8")
@@ -178,6 +182,19 @@ def _directory(written: Path, source: Source, to: Target, name: str, form: Form)
             shutil.copytree(path, written / path.name)
         else:
             shutil.copy2(path, written / path.name)
+    examples = written / FILE_NAME
+    if examples.is_file() and form.changes.renamed:
+        content = _renamed(json.loads(examples.read_text(encoding="utf-8")), form.changes.renamed)
+        examples.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _renamed(content: Any, renamed: Mapping[str, str]) -> Any:
+    """Example inputs with the new names of inputs: keys are such wherever they stand, ``content`` and ``shape`` not."""
+    if isinstance(content, list):
+        return [_renamed(each, renamed) for each in content]
+    if not isinstance(content, dict) or set(content) & {"content", "b64", "file", "min", "vocabulary", "values"}:
+        return content
+    return {renamed.get(key, key): _renamed(value, renamed) for key, value in content.items()}
 
 
 def _provenance(job: Job, form: Form, built: Built) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict
+
 from workbench.config import ConfigDocument, Edit, Span
 from workbench.package.building.options import Target
 from workbench.package.building.source import Source
@@ -42,8 +44,8 @@ _PLACES = ("default_model_filename", "cc_model_filenames", "model_operations", "
 class Changes:
     """What the target makes of the configuration.
 
-    ``max_batch_size`` is the engine's largest, None where there is no limit. ``renamed`` are outputs, old -> new.
-    ``parameters`` are the new backend's.
+    ``max_batch_size`` is the engine's largest, None where there is no limit. ``renamed`` are inputs and outputs, old ->
+    new. ``parameters`` are the new backend's.
     """
 
     max_batch_size: int | None = None
@@ -70,13 +72,7 @@ def new_config(source: Source, target: Target, name: str, changes: Changes, comm
     if size is not None and message.max_batch_size > size:
         edits.append(Edit("max_batch_size", "set", size))
         edits += _preferred(message, size)
-    for index, item in enumerate(message.output):
-        if item.name in changes.renamed:
-            edits.append(Edit(f"output[{index}].name", "set", changes.renamed[item.name]))
-    for index, state in enumerate(message.sequence_batching.state):
-        if state.output_name in changes.renamed:
-            path = f"sequence_batching.state[{index}].output_name"
-            edits.append(Edit(path, "set", changes.renamed[state.output_name]))
+    edits += _renaming(message, changes.renamed)
     if target == "tensorrt":
         for index, group in enumerate(message.instance_group):
             if group.kind in (group.KIND_CPU, group.KIND_MODEL):
@@ -119,6 +115,27 @@ def _from_signature(source: Source, target: Target, name: str, changes: Changes)
         reshapes=True, parameters={},
     )  # fmt: skip
     return text.replace("KIND_CPU", "KIND_GPU") if target == "tensorrt" else text
+
+
+def _renaming(message: Any, renamed: Mapping[str, str]) -> list[Edit]:
+    """Tensors under their new names, wherever the configuration names them."""
+    edits = []
+    for kind in ("input", "output"):
+        for index, item in enumerate(getattr(message, kind)):
+            if item.name in renamed:
+                edits.append(Edit(f"{kind}[{index}].name", "set", renamed[item.name]))
+    for index, state in enumerate(message.sequence_batching.state):
+        for end in ("input_name", "output_name"):
+            name = getattr(state, end)
+            if name in renamed:
+                edits.append(Edit(f"sequence_batching.state[{index}].{end}", "set", renamed[name]))
+    for index, warmup in enumerate(message.model_warmup):
+        for name in sorted(set(warmup.inputs) & set(renamed)):
+            value = MessageToDict(warmup.inputs[name], preserving_proto_field_name=True)
+            value["dims"] = [int(dim) for dim in value.get("dims", ())]
+            edits.append(Edit(f'model_warmup[{index}].inputs["{renamed[name]}"]', "set", value))
+            edits.append(Edit(f'model_warmup[{index}].inputs["{name}"]', "remove"))
+    return edits
 
 
 def _preferred(message: Any, size: int) -> list[Edit]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from workbench.backends.onnx_precision import convert
 from workbench.backends.openvino_convert import convert_onnx, openvino_runner, openvino_version
@@ -169,14 +169,14 @@ def to_torchscript(job: Job) -> Form:
     if how == "torch.jit.trace":
         notes.append("traced: what forward decides by the values or shapes of a request is as in the first example")
     return Form(
-        f"torch {metadata.version('torch')} ({how})", Changes(renamed=_renamed(source)),
+        f"torch {metadata.version('torch')} ({how})", Changes(renamed=_renamed(source, "outputs")),
         lambda feed: forms.answers(loaded, source.signature, feed), "the file, on torch", notes=tuple(notes),
         details={"how": how},
     )  # fmt: skip
 
 
 def to_aoti(job: Job) -> Form:
-    """An AOTInductor package: compiled for this machine's processor."""
+    """An AOTInductor package: compiled for this machine's processor. Inputs and outputs are named NAME__INDEX."""
     source, target = job.source, job.version / FILES["aoti"]
     if source.form in ("onnx", "torchscript"):
         kind = "ONNX" if source.form == "onnx" else "TorchScript"
@@ -189,16 +189,20 @@ def to_aoti(job: Job) -> Form:
     forms.write_aoti(source, source.verify_requests(), target)
     thing = source.thing
     loaded = forms.load_aoti(target, thing.arguments, thing.positional)
+    renamed = _renamed(source, "inputs") | _renamed(source, "outputs")
     notes = ("compiled for the instruction set of this processor: build it on the machine that serves it",)
     return Form(
-        f"torch {metadata.version('torch')} (AOTInductor)", Changes(renamed=_renamed(source)),
+        f"torch {metadata.version('torch')} (AOTInductor)", Changes(renamed=renamed),
         lambda feed: forms.answers(loaded, source.signature, feed), "the package, on torch", notes=notes,
     )  # fmt: skip
 
 
-def _renamed(source: Source) -> dict[str, str]:
-    """Outputs whose names have no index, old -> new: TorchScript names no outputs, so Triton goes by the index."""
-    names = [spec.name for spec in source.signature.outputs]
-    if names and all(name.rpartition("__")[2].isdigit() and "__" in name for name in names):
+def _renamed(source: Source, which: Literal["inputs", "outputs"]) -> dict[str, str]:
+    """Names that Triton cannot place, old -> new: files of torch have no names of outputs, packages none of inputs."""
+    names = [spec.name for spec in getattr(source.signature, which)]
+    ordered: list[str] = torch_forms().by_index(names)
+    if all(name.rpartition("__")[2].isdigit() and "__" in name for name in names):
         return {}
-    return {name: f"{name}__{index}" for index, name in enumerate(torch_forms().by_index(names))}
+    if which == "inputs" and set(names) <= set(source.thing.arguments):
+        ordered = [name for name in source.thing.arguments if name in names]
+    return {name: f"{name}__{index}" for index, name in enumerate(ordered)}

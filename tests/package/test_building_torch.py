@@ -1,0 +1,128 @@
+"""Models of torch in other forms: TorchScript, AOTInductor, ONNX, engines; from modules and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workbench as wb
+from workbench.config import ConfigDocument
+from workbench.errors import InvalidRequest, Unsupported
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+RNG = np.random.default_rng(5)
+EXAMPLES = [
+    {"x": RNG.random((3, size, 4)).astype(np.float32), "scale": RNG.random((3, 1)).astype(np.float32)}
+    for size in (2, 5)
+]
+
+
+class Pooled(torch.nn.Module):
+    """Two inputs, two outputs, a variable size, dropout that must be off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.dropout = torch.nn.Dropout(0.9)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.dropout(torch.relu(self.linear(x))).sum(dim=1)
+        return hidden * scale, hidden.argmax(dim=1, keepdim=True)
+
+
+class Traced(torch.nn.Module):
+    """Something that torch.jit.script does not compile."""
+
+    def forward(self, x: Any, scale: Any) -> Any:
+        return {"scaled": x * scale[:, None, :]}["scaled"] if len(type(x).__name__) else x
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("torch") / "models"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    torch.manual_seed(1)
+    return Pooled()
+
+
+def check_served(built: wb.Built, module: Any, names: dict[str, str]) -> None:
+    """The server answers as the module does, whatever the number of rows."""
+    with wb.Engine(built.directory.parent, models=[built.name]) as engine, torch.no_grad():
+        for rows in (1, 2):
+            x, scale = EXAMPLES[1]["x"][:rows], EXAMPLES[1]["scale"][:rows]
+            answer = engine.infer(built.name, {names["x"]: x, names["scale"]: scale})
+            wanted = module.eval()(torch.from_numpy(x), torch.from_numpy(scale))
+            wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+            for each, got in zip(wanted, answer.values(), strict=True):
+                assert got == pytest.approx(each.numpy(), abs=1e-5)
+
+
+PLAIN = {"x": "x", "scale": "scale"}
+
+
+def test_a_module_as_torchscript(module: Any, repository: Path) -> None:
+    built = wb.build(module, to="torchscript", into=repository, example_inputs=EXAMPLES)
+    assert built.name == "Pooled_ts"
+    assert built.renamed == {"output_0": "output_0__0", "output_1": "output_1__1"}
+    assert max(each.max_abs for each in built.drift) < 1e-5
+    assert "torch.jit.script" in built.built_with
+    check_served(built, module, PLAIN)
+    traced = wb.build(Traced(), to="torchscript", into=repository, name="traced", example_inputs=EXAMPLES)
+    assert "torch.jit.trace" in traced.built_with
+    check_served(traced, Traced(), PLAIN)
+
+
+def test_files_of_torch_in_other_forms(module: Any, repository: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    script, exported = tmp_path / "script.pt", tmp_path / "exported.pt2"
+    torch.jit.save(torch.jit.script(module.eval()), script)
+    batch, size = torch.export.Dim("batch"), torch.export.Dim("size")
+    given = {name: torch.from_numpy(array) for name, array in EXAMPLES[0].items()}
+    shapes = {"x": {0: batch, 1: size}, "scale": {0: batch}}
+    torch.export.save(torch.export.export(module.eval(), (), kwargs=given, dynamic_shapes=shapes), exported)
+    for path, to in ((script, "onnx"), (exported, "onnx"), (exported, "torchscript"), (script, "torchscript")):
+        built = wb.build(
+            path,
+            to=to,
+            into=repository,
+            name=f"{path.stem}_{to}",
+            example_inputs=EXAMPLES,  # type: ignore[arg-type]
+        )
+        assert max(each.max_abs for each in built.drift) < 1e-5, (path, to)
+        check_served(built, module, PLAIN)
+    with pytest.raises(Unsupported, match="AOTInductor compiles a torch module"):
+        wb.build(script, to="aoti", into=repository, example_inputs=EXAMPLES)
+    with pytest.raises(InvalidRequest, match="cannot be read as a program"):
+        wb.build(script.rename(tmp_path / "wrong.pt2"), to="onnx", into=repository, example_inputs=EXAMPLES)
+    with pytest.raises(InvalidRequest, match="example_inputs are needed"):
+        wb.build(exported, to="onnx", into=repository)
+
+
+def test_a_module_as_a_package_of_compiled_code(module: Any, repository: Path) -> None:
+    built = wb.build(module, to="aoti", into=repository, example_inputs=EXAMPLES)
+    assert built.renamed["x"] == "x__0"
+    assert max(each.max_abs for each in built.drift) < 1e-5
+    message = ConfigDocument.parse((built.directory / "config.pbtxt").read_bytes()).message
+    assert (message.platform, message.backend) == ("torch_aoti", "pytorch")
+    check_served(built, module, {"x": "x__0", "scale": "scale__1"})
+
+
+def test_a_module_as_openvino_and_as_an_engine(module: Any, repository: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    built = wb.build(module, to="openvino", into=repository, example_inputs=EXAMPLES)
+    check_served(built, module, PLAIN)
+    engine = wb.build(module, to="tensorrt", into=repository, example_inputs=EXAMPLES)
+    assert "--maxShapes=x:32x5x4,scale:32x1" in engine.trtexec
