@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,11 @@ from workbench.errors import InvalidRequest, UnknownError, WorkbenchError
 UNPICKLE_LIMIT_S = 120.0
 _NATIVE = {"xgboost_json": "xgboost", "xgboost_ubj": "xgboost", "lightgbm": "lightgbm"}
 _HEAD = 16
+_CLASSIFIERS = (0, 2)
+"""treelite's ``TaskType``: kBinaryClf, kMultiClf."""
+
+
+Task = Literal["classification", "other"]
 
 
 class Forest(Protocol):
@@ -32,6 +37,7 @@ class Forest(Protocol):
 
     features: int
     classes: int
+    task: Task
     engine: str
 
     def widen(self, rows: NDArray[np.float32]) -> NDArray[Any]:
@@ -82,6 +88,7 @@ class _Treelite:
             )
         self.features = int(self._model.num_feature)
         self.classes = int(header.get_field("num_class")[0])
+        self.task: Task = "classification" if header.get_field("task_type")[0] in _CLASSIFIERS else "other"
         self._dtype = np.dtype(self._model.input_type)
         one_tree_one_class = header.get_field("leaf_vector_shape")[1] == 1
         if settings.predict_proba and self.classes > 1 and one_tree_one_class:
@@ -114,6 +121,8 @@ class _XGBoost:
             raise InvalidRequest("the model is linear, the FIL backend is for trees", where=str(path))
         if about["objective"]["name"] == "multi:softmax":
             self._booster.set_param({"objective": "multi:softprob"})
+        objective = about["objective"]["name"]
+        self.task: Task = "classification" if objective.startswith(("binary:", "multi:")) else "other"
         self.features = int(self._booster.num_features())
         self.classes = max(1, int(about["learner_model_param"]["num_class"]))
 
@@ -137,6 +146,8 @@ class _LightGBM:
         if settings.predict_proba and "objective=multiclassova" in path.read_text(errors="replace")[:4096]:
             raise InvalidRequest("lightgbm answers no softmax for multiclassova, as the FIL backend does")
         self._nthread = settings.nthread
+        kind = str(self._booster.dump_model(num_iteration=1)["objective"])
+        self.task: Task = "classification" if kind.startswith(("binary", "multiclass")) else "other"
         self.features = int(self._booster.num_feature())
         self.classes = int(self._booster.num_model_per_iteration())
 

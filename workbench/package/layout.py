@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,29 @@ MAX_IN_TEXT = 512
 
 
 def config_text(
-    name: str, backend: str, signature: Signature, example: Feed, *, max_batch_size: int, comment: str, reshapes: bool
+    name: str,
+    backend: str,
+    signature: Signature,
+    example: Feed,
+    *,
+    max_batch_size: int,
+    comment: str,
+    reshapes: bool,
+    parameters: Mapping[str, str] | None = None,
 ) -> str:
     """A complete config.pbtxt.
 
     Args:
         name: of the model.
-        backend: ``python`` or ``onnxruntime``.
+        backend: ``python``, ``onnxruntime`` or ``fil``.
         signature: inputs, outputs, batching.
         example: one request, for the warm-up's shapes.
         max_batch_size: counts where the model batches.
         comment: the lines above.
+        parameters: of the backend.
         reshapes: whether Triton takes away the axis of a row that is one value, else model.py does.
     """
-    kind = "KIND_AUTO" if backend == "onnxruntime" else "KIND_CPU"
+    kind = "KIND_CPU" if backend == "python" else "KIND_AUTO"
     parts = [*(f"# {line}".rstrip() for line in comment.splitlines())]
     parts += [f"name: {json.dumps(name)}", f'backend: "{backend}"']
     parts += [f"max_batch_size: {max_batch_size if signature.batching else 0}"]
@@ -52,6 +61,12 @@ def config_text(
             "dynamic_batching { }",
         ]
     parts += ["", f"instance_group [\n  {{\n    count: 1\n    kind: {kind}\n  }}\n]"]
+    if parameters:
+        entries = ",\n".join(
+            f"  {{\n    key: {json.dumps(key)}\n    value {{ string_value: {json.dumps(value)} }}\n  }}"
+            for key, value in parameters.items()
+        )
+        parts += ["", f"parameters [\n{entries}\n]"]
     parts += ["", "# The first example, before READY.", _warmup(signature, example)]
     return "\n".join(parts) + "\n"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from workbench.package.tensors import Feed, Signature
 class Wish:
     """What was asked for: a name, example inputs, names of outputs, whether requests may share a batch (None: try).
 
-    ``inputs``: how a table becomes inputs.
+    ``inputs``: how a table becomes inputs. ``backend``: the one that is to serve it, "" for the usual one.
     """
 
     name: str
@@ -23,6 +23,7 @@ class Wish:
     outputs: tuple[str, ...] = ()
     batching: bool | None = None
     inputs: Inputs | None = None
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Made:
 
     ``feeds`` are the examples and ``answers`` what the thing itself answers to them. ``version`` are the files of
     version 1: bytes, or a file to copy. ``needs`` are requirements of its model.py; ``comment`` is about where the
-    model comes from.
+    model comes from; ``parameters`` go into the configuration, ``usual_batch_size`` is
+    ``max_batch_size`` where none is asked for, 0 for that of all kinds.
     """
 
     backend: str
@@ -41,3 +43,5 @@ class Made:
     version: dict[str, bytes | Path]
     comment: str
     needs: tuple[str, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    usual_batch_size: int = 0

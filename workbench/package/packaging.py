@@ -16,6 +16,7 @@ from workbench.backends.base import ModelContext
 from workbench.backends.python_replay import ReplayHost, replay
 from workbench.config import ConfigDocument, complete_backend, normalize, to_json, validate
 from workbench.errors import AlreadyExists, InvalidRequest, NotFound, Unsupported, WorkbenchError
+from workbench.package.forest import from_forest, is_forest_file
 from workbench.package.layout import config_text, over_the_wire, write
 from workbench.package.made import Made, Wish
 from workbench.package.table import WAYS, Inputs
@@ -71,6 +72,7 @@ def package(
     outputs: Sequence[str] = (),
     max_batch_size: int | None = None,
     inputs: Inputs | None = None,
+    backend: str = "",
     overwrite: bool = False,
 ) -> Packaged:
     """Writes a model directory: config.pbtxt, sources and weights, warm-up, example inputs. Real Triton loads it.
@@ -80,7 +82,8 @@ def package(
     model.py. What is written is run once on the examples and must answer as the thing itself does.
 
     Args:
-        thing: a path (``.onnx``; ``.joblib``, ``.pkl``, ``.ubj``: an estimator), a ``torch.nn.Module``, an
+        thing: a path (``.onnx``; ``.joblib``, ``.pkl``, ``.ubj``: an estimator; ``.json``, ``.txt``, ``.tl``: a
+            forest), a ``torch.nn.Module``, an
             estimator that is fitted, or a function of arrays.
         name: of the model.
         example_inputs: one request or a list of several, as name -> array with the batch axis; one array for a thing
@@ -93,6 +96,8 @@ def package(
         inputs: how a table (a pandas DataFrame, for an estimator) becomes inputs: ``one``, ``columns`` (one for each,
             by its name) or ``dtypes`` (one for each data type, by its name: ``float64``, ``int64``, ``bool``,
             ``text``). None is ``one`` where all columns have the same data type, else ``columns``.
+        backend: ``fil`` for a forest (an estimator, booster or file of XGBoost, LightGBM, scikit-learn): Triton's FIL
+            backend instead of a Python model.
         overwrite: replace the model of this name, its tuned configuration included.
 
     Raises:
@@ -114,11 +119,13 @@ def package(
     if inputs is not None and inputs not in WAYS:
         raise InvalidRequest(f"inputs is {inputs!r}", hint=f"one of: {', '.join(WAYS)}")
     batching = None if max_batch_size is None else max_batch_size > 0
-    made = _make(thing, Wish(name, example_inputs, tuple(outputs), batching, inputs))
-    size = (max_batch_size or MAX_BATCH_SIZE) if made.signature.batching else 0
+    if backend not in ("", "fil"):
+        raise InvalidRequest(f"backend is {backend!r}", hint="fil, for forests; else the kind of model decides")
+    made = _make(thing, Wish(name, example_inputs, tuple(outputs), batching, inputs, backend))
+    size = (max_batch_size or made.usual_batch_size or MAX_BATCH_SIZE) if made.signature.batching else 0
     text = config_text(
         name, made.backend, made.signature, made.feeds[0], max_batch_size=size, comment=made.comment,
-        reshapes=made.backend != "python",
+        reshapes=made.backend != "python", parameters=made.parameters,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=repository) as scratch:
         written = Path(scratch) / name
@@ -139,7 +146,11 @@ def _make(thing: Any, wish: Wish) -> Made:
             from workbench.package.onnx_model import from_onnx
 
             return from_onnx(path, wish)
+        if wish.backend == "fil" or is_forest_file(path):
+            return from_forest(path, wish)
         thing = _read(path)
+    elif wish.backend == "fil":
+        return from_forest(thing, wish)
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
         from workbench.package.torch_module import from_module
@@ -172,7 +183,10 @@ def _read(path: Path) -> Any:
             return xgboost.Booster(model_file=path)
     except ImportError as error:
         raise Unsupported(f"the package '{error.name}', which reads {path.name}, is not installed") from error
-    raise InvalidRequest(f"{path.name}: which kind of model is that?", hint="known are .onnx, .joblib, .pkl and .ubj")
+    raise InvalidRequest(
+        f"{path.name}: which kind of model is that?",
+        hint="known are .onnx, .joblib, .pkl, .ubj, and of forests .json, .txt and .tl",
+    )
 
 
 def _check(directory: Path, made: Made) -> None:
