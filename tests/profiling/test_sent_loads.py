@@ -187,8 +187,9 @@ def test_each_class_has_its_own_load_and_figures(server: Any, book: Any, tmp_pat
     (point,) = result
     assert list(point.classes) == ["urgent", "bulk", "stateful"]
     urgent, bulk, stateful = point.classes.values()
-    assert (urgent.n, urgent.failed) == (24, 0)
-    assert urgent.throughput == pytest.approx(60, rel=0.15)
+    assert urgent.n == pytest.approx(24, abs=1)
+    assert urgent.failed == 0
+    assert urgent.throughput == pytest.approx(60, rel=0.2)
     assert bulk.throughput == pytest.approx(4 * bulk.n / 0.4, rel=0.1)
     assert sum(of.n for of in point.classes.values()) == point.n
     assert sum(of.throughput for of in point.classes.values()) == pytest.approx(point.throughput)
