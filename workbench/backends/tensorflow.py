@@ -139,7 +139,7 @@ def _open(context: ModelContext, settings: Settings, device_id: int | None) -> O
 
 
 class _TensorFlowModel:
-    reads_max_batch_size = False
+    reads_max_batch_size = True  # not here, but its completion: a scheduler is added where more than one row is allowed
     any_thread = True
 
     def __init__(self, context: ModelContext) -> None:

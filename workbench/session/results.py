@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
@@ -120,6 +121,14 @@ class ModelRow:
         """Whether it serves."""
         return self.state == "READY"
 
+    @property
+    def backend_shown(self) -> str:
+        """The backend with what it says of itself: its engine, where that is another one's, and the precision."""
+        engine = re.split(r" \d", self.details.get("engine", ""))[0]
+        own = engine.replace(" ", "").lower() == self.backend
+        about = ", ".join(text for text in ("" if own else engine, self.details.get("precision", "")) if text)
+        return f"{self.backend} ({about})" if about else self.backend
+
 
 class ModelTable(Sequence[ModelRow]):
     """The models of a server; index it by position or by model name."""
@@ -162,7 +171,7 @@ class ModelTable(Sequence[ModelRow]):
                 row.name,
                 row.version or "-",
                 row.state or "not loaded",
-                f"{row.backend} ({row.details['precision']})" if "precision" in row.details else row.backend,
+                row.backend_shown,
                 str(row.max_batch_size),
                 row.batching,
                 "?"
