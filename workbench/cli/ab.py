@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from workbench.cli.ending import terminated_as_interrupted
-from workbench.cli.load_arguments import add_load_arguments, load_options
+from workbench.cli.load_arguments import add_load_arguments, one_load
 from workbench.cli.targets import (
     add_server_arguments,
     grid_of,
@@ -50,15 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures and prints; exit code 0 when it was measured, whoever is faster."""
     a, b = _side(args.a, "--a"), _side(args.b, "--b")
-    options = load_options(args)
-    for name in ("concurrency", "rate"):
-        values = options.get(name)
-        if values is not None:
-            if len(values) != 1:
-                raise InvalidRequest("ab compares at one load", hint=f"give one value of {name}")
-            options[name] = values[0]
-    if isinstance(options.get("load"), list) and len(options["load"]) == 1:
-        options["load"] = options["load"][0]
+    options = one_load(args, "ab")
     with contextlib.closing(open_server(args)) as server, terminated_as_interrupted():
         result = server.ab(
             args.model, a, b, against=args.against, metric=args.metric, pairs=args.pairs, max_pairs=args.max_pairs,

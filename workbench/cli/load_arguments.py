@@ -214,3 +214,21 @@ def _range(text: str | None) -> list[float]:
     if len(parts) > 3 or step <= 0 or end < start:
         raise InvalidRequest(f"'{text}' is not a range", hint="write START:END:STEP with END >= START and STEP > 0")
     return [start + index * step for index in range(int((end - start) / step + 1e-9) + 1)]
+
+
+def one_load(args: argparse.Namespace, verb: str) -> dict[str, Any]:
+    """``load_options`` for a verb that measures at one load.
+
+    Raises:
+        InvalidRequest: several are named.
+    """
+    options = load_options(args)
+    for name in ("concurrency", "rate"):
+        values = options.get(name)
+        if values is not None:
+            if len(values) != 1:
+                raise InvalidRequest(f"{verb} compares at one load", hint=f"give one value of {name}")
+            options[name] = values[0]
+    if isinstance(options.get("load"), list) and len(options["load"]) == 1:
+        options["load"] = options["load"][0]
+    return options

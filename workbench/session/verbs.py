@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from workbench.export import ExportResult
     from workbench.profiling import Point, SweepJob, SweepResult
     from workbench.session.server import Server
+    from workbench.tuning.comparing import CompareResult
 
 
 def profile(server: Server, model: str, **options: Any) -> Point:
@@ -24,6 +25,11 @@ def sweep(
 ) -> SweepResult | SweepJob:
     """Measures a grid of configurations × loads; see ``Server.sweep``."""
     return server.sweep(model, grid, **options)
+
+
+def compare(server: Server, models: Sequence[str], **options: Any) -> CompareResult:
+    """Models of a server side by side; see ``Server.compare``."""
+    return server.compare(models, **options)
 
 
 def export(server: Server, to: str | Path, **options: Any) -> ExportResult:

@@ -1,0 +1,158 @@
+"""Models side by side, on real engines and real frameworks' files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workbench as wb
+from workbench.cli import main
+from workbench.errors import InvalidRequest
+from workbench.records.runs import RunStore
+
+SCALE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+import time
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({ms} / 1000)
+        given = [pb_utils.get_input_tensor_by_name(request, "{input}").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("{output}", x * {scale} + {shift})]) for x in given]
+"""
+CONFIG = """backend: "python"
+max_batch_size: 1
+input {{ name: "{input}" data_type: TYPE_FP32 dims: 4 }}
+output {{ name: "{output}" data_type: TYPE_FP32 dims: 4 }}
+instance_group {{ kind: KIND_CPU }}
+"""
+EXAMPLES = {"data": [{"x": [1.0, 2.0, 3.0, 4.0]}, {"x": [10.0, 20.0, 40.0, 30.0]}]}
+QUICK: dict[str, Any] = {"concurrency": 1, "rounds": 3, "duration_s": 0.3, "warmup_s": 0.05, "startup": False}
+
+
+def add(
+    root: Path, name: str, *, ms: int = 4, x: str = "x", y: str = "y", scale: float = 1.0, shift: str = "0"
+) -> None:
+    """A model that scales its input."""
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(CONFIG.format(input=x, output=y))
+    source = SCALE.format(ms=ms, input=x, output=y, scale=scale, shift=shift)
+    (root / name / "1" / "model.py").write_text(source)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wb.Server]:
+    root = tmp_path_factory.mktemp("compare") / "models"
+    add(root, "exact", ms=20)
+    (root / "exact" / "example_inputs.json").write_text(json.dumps(EXAMPLES))
+    add(root, "coarse", x="INPUT__0", y="OUTPUT__0", scale=1.01)
+    add(root, "broken", shift="np.ones(5, np.float32)")
+    with wb.serve(root, name="compare-test") as opened:
+        yield opened
+
+
+def test_the_faster_one_and_how_far_its_answers_are(server: wb.Server, tmp_path: Path) -> None:
+    found = server.compare(["exact", "coarse"], store=tmp_path, **QUICK)
+    assert found.reference == "exact"
+    assert found.fastest == "coarse"
+    assert found["coarse"].against["throughput"].faster == "B"
+    assert found["coarse"].against["throughput"].change > 1  # 4 ms against 20
+    assert found["exact"].figures["p50_ms"].value > 20
+    drift = found["coarse"].drift
+    assert drift is not None
+    (output,) = drift.outputs
+    assert (output.output, output.name) == ("y", "OUTPUT__0")
+    assert output.max_abs == pytest.approx(0.4, rel=1e-3)
+    assert output.max_rel == pytest.approx(0.01, rel=1e-3)
+    assert output.kendall_tau == 1
+    assert "its input 'INPUT__0' gets what 'x' gets" in repr(found)
+    assert list(found.to_frame().model) == ["exact", "coarse"]
+    run = RunStore(tmp_path).open("latest")
+    assert run.meta["kind"] == "compare"
+    assert run.meta["verdict"] == found.verdict
+
+
+def test_the_worst_example_is_shown_with_both_answers(server: wb.Server) -> None:
+    def off_by(reference: Any, other: Any) -> float:
+        return float(np.abs(reference["y"] - other["y"]).max())
+
+    found = server.compare(["exact", "coarse"], metric=off_by, store=None, **QUICK)
+    worst = found.worst("coarse")
+    assert worst.inputs["x"].max() == 40
+    assert worst.got["OUTPUT__0"].max() == pytest.approx(40.4)
+    assert "exact: 10, 20, 40, 30" in repr(worst)
+    with pytest.raises(KeyError, match="it is the reference"):
+        found.worst("exact")
+
+
+def test_one_that_fails_is_told_and_the_others_go_on(server: wb.Server) -> None:
+    found = server.compare(["exact", "broken", "coarse"], store=None, **QUICK)
+    assert "operands could not be broadcast" in found["broken"].error
+    assert found["broken"].n == 0
+    assert found["coarse"].n > 0
+    assert "! broken: " in repr(found)
+
+
+def test_what_it_takes_to_have_one(server: wb.Server) -> None:
+    found = server.compare(["exact", "coarse"], store=None, **{**QUICK, "startup": True, "rounds": 2})
+    for each in found.models:
+        assert 0 < each.startup.load_s < 60
+        assert each.startup.memory_mb > 1  # its process
+    assert found["exact"].startup.first_ms >= 20
+    assert server.is_model_ready("exact")
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "text"),
+    [
+        (["exact"], {}, "needs two models"),
+        (["exact", "coarse"], {"reference": "other"}, "reference 'other'"),
+        (["exact", "coarse"], {"rounds": 1}, "at least 2 rounds"),
+        (["exact", "coarse"], {"concurrency": [1, 2]}, "at one load"),
+    ],
+)
+def test_what_cannot_be_compared(server: wb.Server, models: list[str], options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        server.compare(models, store=None, **{**QUICK, **options})
+
+
+def test_on_the_command_line(server: wb.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--server", "compare-test", "-p", "300", "--warmup", "0", "--rounds", "2", "--no-startup"]
+    assert main(["compare", "exact", "coarse", *options, "--runs", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fastest"] == "coarse"
+    assert [each["model"] for each in found["models"]] == ["exact", "coarse"]
+    assert found["models"][1]["drift"][0]["max_rel"] == pytest.approx(0.01, rel=1e-3)
+    assert main(["compare", "exact", "broken", *options, "--runs", str(tmp_path)]) == 1
+    assert "! broken" in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_what_was_measured(server: wb.Server) -> None:
+    stop = threading.Event()
+    found = server.compare(
+        ["exact", "coarse"], store=None, stop=stop, on_block=lambda done, total, point: stop.set(), **QUICK
+    )
+    assert found.stopped
+    assert sum(len(each.blocks) for each in found.models) == 1
+
+
+def test_two_of_the_same_are_too_close_to_call(sample_repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(sample_repository / "minilm", tmp_path / "models" / "minilm")
+    shutil.copytree(sample_repository / "minilm", tmp_path / "models" / "same")
+    config = tmp_path / "models" / "same" / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "minilm"', 'name: "same"'))
+    with wb.serve(tmp_path / "models") as server:
+        found = server.compare(["minilm", "same"], store=None, **{**QUICK, "rounds": 4})
+    drift = found["same"].drift
+    assert drift is not None
+    assert drift.max_abs == 0
+    assert drift.outputs[0].top_1 == 1
+    assert abs(found["same"].against["throughput"].change) < 0.5

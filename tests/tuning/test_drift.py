@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau  # type: ignore[import-untyped]
+
+from workbench.errors import InvalidRequest
+from workbench.tuning.drift import Drift, drift, kendall_tau
+
+F = np.float32
+
+
+def between(ours: list[Any], theirs: list[Any], **options: Any) -> Drift:
+    """The drift of one output y."""
+    a, b = ([{"y": np.asarray(each)} for each in side] for side in (ours, theirs))
+    return drift("other", "reference", a, b, **options)
+
+
+def test_equal_answers_do_not_drift() -> None:
+    rows = [np.array([[3.0, 1.0, 2.0]], F), np.array([[1.0, 5.0, 4.0]], F)]
+    (output,) = between(rows, rows).outputs
+    assert (output.max_abs, output.mean_abs, output.max_rel, output.equal) == (0, 0, 0, 1)
+    assert (output.top_1, output.top_k, output.kendall_tau) == (1, 1, 1)
+
+
+def test_differences_are_of_elements_and_relative_to_the_length_of_the_whole_tensor() -> None:
+    theirs = [np.array([[3.0, 4.0]], F), np.array([[0.0, 10.0]], F)]
+    ours = [np.array([[3.0, 4.5]], F), np.array([[0.1, 10.0]], F)]
+    found = between(ours, theirs)
+    (output,) = found.outputs
+    assert output.max_abs == pytest.approx(0.5)
+    assert output.mean_abs == pytest.approx(0.6 / 4, rel=1e-5)
+    assert output.max_rel == pytest.approx(0.1)  # 0.5 of 5; an element of 0 is not divided by
+    assert (found.worst, output.equal) == (0, 0.5)
+
+
+def test_largest_elements_and_their_order() -> None:
+    theirs = [np.array([[0.1, 0.2, 0.3, 0.4], [4.0, 3.0, 2.0, 1.0]], F)]
+    ours = [np.array([[0.1, 0.2, 0.4, 0.3], [4.0, 3.0, 2.0, 1.0]], F)]
+    (output,) = between(ours, theirs, top_k=2).outputs
+    assert (output.top_1, output.top_k, output.k) == (0.5, 1.0, 2)
+    assert output.kendall_tau == pytest.approx((2 / 3 + 1) / 2)
+
+
+def test_equally_large_elements_are_as_good_as_each_other() -> None:
+    (output,) = between([np.array([[1.0, 1.0, 0.0]], F)], [np.array([[0.9, 1.0, 0.0]], F)]).outputs
+    assert output.top_1 == 1
+
+
+def test_scores_one_a_row_are_ranked_over_the_rows() -> None:
+    theirs = [np.array([[0.9], [0.5], [0.1]], F)]
+    (output,) = between([np.array([[0.1], [0.5], [0.9]], F)], theirs).outputs
+    assert output.kendall_tau == -1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kendalls_tau_is_scipys(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 6, (2, 15)).astype(np.float64)
+    assert kendall_tau(a, b) == pytest.approx(float(kendalltau(a, b).statistic))
+
+
+def test_texts_and_booleans_are_equal_or_not() -> None:
+    theirs = [np.array([b"a", b"b"], np.object_), np.array([b"c", b"d"], np.object_)]
+    ours = [np.array([b"a", b"b"], np.object_), np.array([b"c", b"x"], np.object_)]
+    found = between(ours, theirs)
+    assert (found.outputs[0].equal, found.worst) == (0.75, 1)
+    assert math.isnan(found.outputs[0].max_abs)
+    assert "75.0% equal" in repr(found)
+    assert between([np.array([True])], [np.array([False])]).outputs[0].equal == 0
+
+
+def test_what_is_no_number_on_one_side_only_is_as_far_as_can_be() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert between([np.array([nan, inf], F)], [np.array([nan, inf], F)]).max_abs == 0
+    assert between([np.array([nan, 1.0], F)], [np.array([1.0, 1.0], F)]).max_abs == inf
+
+
+def test_a_persons_own_metric_names_the_worst_example() -> None:
+    theirs, ours = [[0.0, 1.0], [0.0, 1.0]], [[9.0, 1.0], [0.0, 1.5]]
+    found = between(ours, theirs, metric=lambda reference, other: float(abs(reference["y"][1] - other["y"][1])))
+    assert (found.metric, found.worst) == (0.25, 1)
+
+
+def test_frameworks_rename_outputs() -> None:
+    theirs, ours = [{"logits": np.ones(2), "state": np.zeros(1)}], [{"OUTPUT__0": np.ones(2), "OUTPUT__1": np.ones(1)}]
+    found = drift("other", "reference", ours, theirs)
+    assert [(each.output, each.name, each.max_abs) for each in found.outputs] == [
+        ("logits", "OUTPUT__0", 0),
+        ("state", "OUTPUT__1", 1),
+    ]
+    with pytest.raises(InvalidRequest, match="no output in common"):
+        drift("other", "reference", [{"a": np.ones(1)}], theirs)
+    (output,) = drift("other", "reference", [{"a": np.ones(1)}], theirs, names={"state": "a"}).outputs
+    assert output.max_abs == 1
+
+
+def test_other_shapes_are_refused_with_both() -> None:
+    with pytest.raises(InvalidRequest, match=r"has shape \[1, 3\].*has \[1, 2\]"):
+        between([np.ones((1, 3))], [np.ones((1, 2))])
+
+
+def test_no_elements_at_all_are_no_difference() -> None:
+    (output,) = between([np.ones((0, 3), F)], [np.ones((0, 3), F)]).outputs
+    assert math.isnan(output.max_abs)

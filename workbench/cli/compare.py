@@ -1,0 +1,66 @@
+"""``workbench compare``: models side by side, measured in turn, and how far their answers are apart."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import orjson
+
+from workbench.cli.ending import terminated_as_interrupted
+from workbench.cli.load_arguments import add_load_arguments, one_load
+from workbench.cli.targets import add_server_arguments, open_server
+
+if TYPE_CHECKING:
+    from workbench.tuning.comparing import CompareResult
+
+SUMMARY = "Measures models in turn under one load with the same inputs, and compares their answers with a reference's."
+EXAMPLE = "workbench compare minilm minilm_ts minilm_ov --concurrency 4"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``compare``."""
+    parser.add_argument("models", metavar="MODEL", nargs="+")
+    parser.add_argument("--reference", default="", metavar="MODEL", help="whose answers are right (default: the first)")
+    add_server_arguments(parser)
+    add_load_arguments(parser)
+    parser.set_defaults(warmup=0.2, measurement_interval=1000.0)
+    parser.add_argument("--rounds", type=int, default=6, help="blocks of each model, in turn (default: %(default)s)")
+    parser.add_argument("--top-k", type=int, default=5, help="largest elements looked at (default: %(default)s)")
+    parser.add_argument(
+        "--no-startup", action="store_true", help="leave out memory, loading and first request, which take a while"
+    )
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
+    parser.add_argument("--title", default="", help="what to call the run")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints; exit code 0 when all models were measured, whoever is faster."""
+    options = one_load(args, "compare")
+    with contextlib.closing(open_server(args)) as server, terminated_as_interrupted():
+        result = server.compare(
+            args.models, reference=args.reference, rounds=args.rounds, top_k=args.top_k, startup=not args.no_startup,
+            store=args.runs, title=args.title, **options,
+        )  # fmt: skip
+    print(_json(result) if args.json else repr(result))
+    if result.stopped:
+        return 130
+    return 1 if any(each.error or not each.n for each in result.models) else 0
+
+
+def _json(result: CompareResult) -> str:
+    models = [
+        {
+            **each.row(),
+            "error": each.error,
+            "notes": each.notes,
+            "comparisons": {name: asdict(found) for name, found in each.against.items()},
+            "drift": [output.to_json() for output in each.drift.outputs] if each.drift else [],
+        }
+        for each in result.models
+    ]
+    found = {"verdict": result.verdict, "fastest": result.fastest, "reference": result.reference, "models": models}
+    return orjson.dumps({**found, "load": result.load.to_json()}).decode()  # nan becomes null

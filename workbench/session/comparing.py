@@ -1,0 +1,115 @@
+"""``server.compare``: models of a server side by side, and what it takes to have each, in a server of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.clock import monotonic_ns
+from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.profiling import MeasureOptions, Point
+from workbench.records.runs import RunStore
+from workbench.session.loads import loads_of
+from workbench.session.measuring import SessionTarget
+from workbench.session.opening import serve
+from workbench.telemetry import family, sample
+from workbench.tuning.comparing import CompareOptions, CompareResult, Startup
+from workbench.tuning.comparing import compare as run_compare
+from workbench.tuning.drift import Metric
+
+if TYPE_CHECKING:
+    from workbench.session.server import Server
+
+_MIB = 2**20
+
+
+def compare(
+    server: Server,
+    models: Sequence[str],
+    *,
+    reference: str = "",
+    concurrency: int | None = None,
+    rate: float | None = None,
+    load: Any = None,
+    inputs: Any = None,
+    input_names: Mapping[str, Mapping[str, str]] | None = None,
+    output_names: Mapping[str, Mapping[str, str]] | None = None,
+    metric: Metric | None = None,
+    top_k: int = 5,
+    rounds: int = 6,
+    examples: int = 32,
+    startup: bool = True,
+    measure: MeasureOptions | None = None,
+    store: RunStore | str | Path | None = "runs",
+    title: str = "",
+    stop: threading.Event | None = None,
+    on_block: Callable[[int, int, Point], None] | None = None,
+    **options: Any,
+) -> CompareResult:
+    """Models side by side; see ``Server.compare``."""
+    of_blocks = {"duration_s": 1.0, "warmup_s": 0.2, **options} if load is None else options
+    loads = loads_of(concurrency, rate, of_blocks, load)
+    if len(loads) != 1:
+        raise InvalidRequest("models are compared at one load", hint="give concurrency or rate")
+    judging = CompareOptions(
+        rounds, loads[0].seed, top_k, metric, examples, measure if measure is not None else MeasureOptions()
+    )
+    session = server.session
+
+    def told(done: int, total: int, point: Point) -> None:
+        session.point_ended()
+        if on_block is not None:
+            on_block(done, total, point)
+
+    with contextlib.ExitStack() as stack:
+        for name in dict.fromkeys(models):
+            stack.callback(session.begin_sweep(name))
+        stack.enter_context(session.measuring_window())
+        result = run_compare(
+            SessionTarget(server),
+            models,
+            loads[0],
+            server.infer,
+            reference=reference,
+            inputs=inputs,
+            input_names=input_names,
+            output_names=output_names,
+            startup=(lambda name, example: startup_of(server, name, example)) if startup else None,
+            options=judging,
+            stop=stop,
+            on_block=told,
+        )
+    runs = RunStore(store) if isinstance(store, str | Path) else store
+    if runs is not None:
+        result.save(runs, title=title)
+    return result
+
+
+def startup_of(server: Server, model: str, example: Mapping[str, Any]) -> Startup:
+    """How long a model takes to load and to answer its first request, and its memory, with the configuration applied.
+
+    A server of its own is started for it, with nothing else loaded: where other models live, allocators keep and
+    share what this one would need.
+    """
+    if not server.repository_paths or server.model_directory(model) is None:
+        return Startup(why="its files are not on this machine")
+    try:
+        config = server.model_config(model)
+        with serve(server.repository_paths, models=(), options={"id": f"startup of {model}"}) as alone:
+            before = _memory(alone.pid)
+            begun = monotonic_ns()
+            alone.load(model, config=config)
+            loaded = monotonic_ns()
+            alone.infer(model, example)
+            answered = monotonic_ns()
+            return Startup((loaded - begun) / 1e9, (answered - loaded) / 1e6, (_memory(alone.pid) - before) / _MIB)
+    except WorkbenchError as error:
+        return Startup(why=f"it could not be loaded in a server of its own: {error.message}")
+
+
+def _memory(pid: int) -> int:
+    """Resident bytes of a process and all below it; pages that they share count for each."""
+    return sum(process.rss_bytes for process in sample(family(pid)).processes)
