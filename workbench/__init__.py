@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from workbench.profiling import SweepJob as SweepJob
     from workbench.profiling import SweepResult as SweepResult
     from workbench.profiling.perf_analyzer import read_perf_analyzer as read_perf_analyzer
+    from workbench.profiling.trace import Trace as Trace
+    from workbench.profiling.trace_files import read_trace as read_trace
     from workbench.session.kernel import Engine as Engine
     from workbench.session.opening import attach as attach
     from workbench.session.opening import connect as connect
@@ -66,6 +68,7 @@ _PUBLIC: dict[str, str] = {
     "SweepJob": "workbench.profiling",
     "SweepResult": "workbench.profiling",
     "Timeline": "workbench.session.timeline",
+    "Trace": "workbench.profiling.trace",
     "Waterfall": "workbench.session.timeline",
     "WorkbenchError": "workbench.errors",
     "attach": "workbench.session.opening",
@@ -79,6 +82,7 @@ _PUBLIC: dict[str, str] = {
     "profile": "workbench.session.verbs",
     "read_model_analyzer": "workbench.tuning.model_analyzer",
     "read_perf_analyzer": "workbench.profiling.perf_analyzer",
+    "read_trace": "workbench.profiling.trace_files",
     "runs": "workbench.session.verbs",
     "serve": "workbench.session.opening",
     "sweep": "workbench.session.verbs",
