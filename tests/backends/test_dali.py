@@ -268,6 +268,41 @@ def test_a_pipeline_made_for_a_gpu_runs_on_a_cpu_where_its_operators_can(
     np.testing.assert_array_equal(engine.infer(request("model", x=x), 20).as_numpy("y"), x)
 
 
+def test_configurations_from_the_field(
+    tmp_path: Path, make_engine: Callable[..., InferenceEngine], shared: Path
+) -> None:
+    """Of dali_backend's own tests: one that is completed in part, one of certain versions."""
+
+    def halves() -> Any:
+        x = fn.external_source(device="cpu", name="DALI_INPUT_0", dtype=types.FLOAT16, ndim=1)
+        return x, fn.cast(x, dtype=types.FLOAT)
+
+    def bytes_as_they_are() -> Any:
+        return fn.external_source(device="cpu", name="DALI_INPUT_0")
+
+    part = serialized(halves, output_dtype=[types.FLOAT16, types.FLOAT], output_ndim=[1, 1])
+    put(
+        tmp_path,
+        "partial_autoconfig",
+        (shared / "cases" / "configs" / "58_dali_partial_auto.pbtxt").read_text(),
+        model_dali=part,
+    )
+    put(tmp_path, "dali_specific", (shared / "cases" / "configs" / "59_dali_specific_versions.pbtxt").read_text())
+    for version in ("2", "3"):
+        (tmp_path / "dali_specific" / version).mkdir()
+        (tmp_path / "dali_specific" / version / "model.dali").write_bytes(serialized(bytes_as_they_are, batch=256))
+    engine = make_engine(tmp_path, load_models=("*",))
+    x = np.array([[1.5, 2.25]], np.float16)
+    answer = engine.infer(request("partial_autoconfig", DALI_INPUT_0=x), 20)
+    assert [(each.name, each.datatype) for each in answer.outputs] == [
+        ("DALI_OUTPUT_0", "FP16"), ("DALI_OUTPUT_1", "FP32"),
+    ]  # fmt: skip
+    assert all((each.data == x).all() for each in answer.outputs)
+    image_bytes = np.arange(20, dtype=np.uint8).reshape(2, 10)
+    answer = engine.infer(request("dali_specific", DALI_INPUT_0=image_bytes), 20)
+    np.testing.assert_array_equal(answer.as_numpy("DALI_OUTPUT_0"), image_bytes)
+
+
 def identity(wire: str, dims: str = "4") -> Callable[[Path], None]:
     def write(directory: Path) -> None:
         def pipe() -> Any:

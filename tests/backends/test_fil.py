@@ -346,6 +346,16 @@ def test_only_what_is_asked_for_is_answered(engine: InferenceEngine, digits: Any
     assert [each.name for each in engine.infer(request, 10).outputs] == ["output__0"]
 
 
+def test_a_configuration_from_the_field(load: Callable[..., InferenceEngine], shared: Path) -> None:
+    """Koina's ms2pip, as it stands."""
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(200, 139)).astype(np.float32), random.normal(size=200)
+    booster = xgboost.train({"max_depth": 3}, xgboost.DMatrix(x, y), 3)
+    text = (shared / "cases" / "configs" / "02_koina_ms2pip_fil.pbtxt").read_text()
+    engine = load(text, "xgboost.json", bytes(booster.save_raw("json")))
+    np.testing.assert_allclose(ask(engine, "model", x), booster.inplace_predict(x), rtol=1e-5)
+
+
 class TestFil(BackendConformance):
     @pytest.fixture(autouse=True)
     def _model(self, trained: dict[str, Any]) -> None:
