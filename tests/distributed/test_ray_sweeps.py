@@ -46,9 +46,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Three nodes with a device each: the same one, for they are one machine."""
     made = Cluster()
     try:
-        add_node(made, include_dashboard=False)  # the head
+        add_node(made, include_dashboard=False, resources={"device": 1, "single": 1})  # the head
         for _ in range(2):
-            add_node(made)
+            add_node(made, resources={"device": 1})
         yield made
     finally:
         ray.shutdown()
@@ -59,8 +59,8 @@ def add_node(cluster: Any, **options: Any) -> Any:
     """One more node; a busy machine may take longer than Ray waits for it."""
     for _ in range(2):
         with contextlib.suppress(Exception):
-            return cluster.add_node(num_cpus=1, resources={"device": 1}, object_store_memory=MEMORY, **options)
-    return cluster.add_node(num_cpus=1, resources={"device": 1}, object_store_memory=MEMORY, **options)
+            return cluster.add_node(num_cpus=1, object_store_memory=MEMORY, **options)
+    return cluster.add_node(num_cpus=1, object_store_memory=MEMORY, **options)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,7 @@ def test_no_cluster_is_said(server: WorkbenchServer, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConnectionFailed, match="no Ray cluster"):
         server.sweep("double", {}, store=None, executor="ray", show_progress=False, **LOAD)
+    assert not ray.is_initialized(), "one was started instead"
     with pytest.raises(InvalidRequest, match="no executor 'dask'"):
         server.sweep("double", {}, store=None, executor="dask", show_progress=False, **LOAD)
 
@@ -120,28 +121,6 @@ def test_the_rows_are_those_of_a_local_sweep(server: WorkbenchServer, cluster: A
     assert [point.throughput for point in again] == [point.throughput for point in far], "measured again"
 
 
-def test_a_node_lost_in_the_middle_loses_no_point(server: WorkbenchServer, cluster: Any, tmp_path: Path) -> None:
-    doomed = add_node(cluster)
-    name = doomed.node_id[:8]
-    store = RunStore(tmp_path / "runs")
-    executor = wb.Ray(cluster.address).bind(serving_of(server, "double"))
-    job = server.sweep("double", GRID, store=store, executor=executor, show_progress=False, wait=False, **LOAD)
-    assert isinstance(job, SweepJob)
-    try:
-        wait_until(lambda: name in executor.measuring or job.done, timeout_s=150)
-        cluster.remove_node(doomed, allow_graceful=False)
-    finally:
-        result = job.wait(200)
-    assert isinstance(result, SweepResult)
-    assert result.status == "done", result
-    assert cells(result) == [(delay, clients) for delay in GRID[DELAY] for clients in LOAD["concurrency"]]
-    assert not any(point.error for point in result)
-    (again,) = [point for point in result if any("given out again" in note for note in point.notes)]
-    assert again.environment["served"]["node"] != name
-    with store.open(result.run_id) as run:
-        assert len(run.points()) == len(run.keys()) == 6, "no point is lost and none is there twice"
-
-
 def test_a_stop_keeps_what_was_measured(server: WorkbenchServer, cluster: Any) -> None:
     stop = threading.Event()
 
@@ -150,7 +129,7 @@ def test_a_stop_keeps_what_was_measured(server: WorkbenchServer, cluster: Any) -
             stop.set()
 
     result = server.sweep(
-        "double", GRID, store=None, executor=wb.Ray(cluster.address), show_progress=False, stop=stop,
+        "double", GRID, store=None, executor=wb.Ray(cluster.address, resource="single"), show_progress=False, stop=stop,
         on_progress=on_progress, **LOAD,
     )  # fmt: skip
     assert isinstance(result, SweepResult)
@@ -171,9 +150,31 @@ def test_what_a_node_lacks_is_said(server: WorkbenchServer, cluster: Any, reposi
     other.mkdir()
     add_model(other, "double")
     (other / "double" / "1" / "notes.txt").write_text("another file")
-    refused(InvalidRequest, "other files here", repository=str(other))
+    refused(InvalidRequest, "other files here", repository=str(other), resource="single")
     server.configure("double", f"{DELAY}=7")
     try:
         refused(InvalidRequest, "edits that are not saved")
     finally:
         server.revert("double")
+
+
+def test_a_node_lost_in_the_middle_loses_no_point(server: WorkbenchServer, cluster: Any, tmp_path: Path) -> None:
+    doomed = sorted(cluster.worker_nodes, key=lambda node: node.node_id)[0]
+    name = doomed.node_id[:8]
+    store = RunStore(tmp_path / "runs")
+    executor = wb.Ray(cluster.address).bind(serving_of(server, "double"))
+    job = server.sweep("double", GRID, store=store, executor=executor, show_progress=False, wait=False, **LOAD)
+    assert isinstance(job, SweepJob)
+    try:
+        wait_until(lambda: name in executor.measuring or job.done, timeout_s=150)
+        cluster.remove_node(doomed, allow_graceful=False)
+    finally:
+        result = job.wait(200)
+    assert isinstance(result, SweepResult)
+    assert result.status == "done", result
+    assert cells(result) == [(delay, clients) for delay in GRID[DELAY] for clients in LOAD["concurrency"]]
+    assert not any(point.error for point in result)
+    (again,) = [point for point in result if any("given out again" in note for note in point.notes)]
+    assert again.environment["served"]["node"] != name
+    with store.open(result.run_id) as run:
+        assert len(run.points()) == len(run.keys()) == 6, "no point is lost and none is there twice"

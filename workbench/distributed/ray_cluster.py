@@ -6,7 +6,8 @@ is measured. A node takes part where it offers the custom resource that stands f
 
     ray start --address=HEAD:6379 --resources='{"device": 1}'
 
-or, with ``resource="GPU"``, a GPU. A worker holds it for the whole sweep, so two sweeps wait for each other.
+or, with ``resource="GPU"``, GPUs (Ray hides them from who asks for none). One worker holds all that its node offers for
+the whole sweep, so two sweeps wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from workbench.clock import monotonic_ns
 from workbench.distributed.serving import InputFile, Serving
-from workbench.distributed.worker import Worker
+from workbench.distributed.worker import Surroundings, Worker
 from workbench.errors import ConnectionFailed, InvalidRequest, NotReady, Unsupported, WorkbenchError
 from workbench.profiling.executing import Deliver, Item, Outcome, Work, text_of
 from workbench.profiling.interrupting import interrupt_stops
@@ -97,10 +98,11 @@ class RayExecutor:
         self._stop = threading.Event()
         self._ray: Any = None
         self._connected = False
-        self._known: Collection[str] = ()
+        self._known: Any = None
         self._members: list[_Member] = []
         self._kind = ""
         self._last_loss = ""
+        self._remarks: list[str] = []
 
     @property
     def where(self) -> str:
@@ -120,12 +122,14 @@ class RayExecutor:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def open(self, work: Work, stop: threading.Event) -> None:
-        """Connects to the cluster and checks that it has nodes which can measure.
+        """Connects to the cluster and has a worker serve on each node that can measure.
 
         Raises:
-            Unsupported: Ray is not installed here, or no node offers the resource.
+            Unsupported: Ray is not installed here, no node offers the resource, or none has this package.
             ConnectionFailed: there is no cluster at the address.
-            NotFound: there is no such file of inputs.
+            NotFound: there is no such file of inputs, or no node has the model.
+            InvalidRequest: the nodes' repository holds other files.
+            NotReady: no device is free.
         """
         self._stop = stop
         self._file = InputFile.of(work.inputs)
@@ -140,6 +144,7 @@ class RayExecutor:
                 hint=f"""start each with --resources='{{"{self._settings.resource}": 1}}', or name another: """
                 'Ray(resource="GPU")',
             )
+        self._recruit()
 
     def _connect(self) -> None:
         try:
@@ -161,11 +166,15 @@ class RayExecutor:
     def close(self) -> str:
         """Ends the workers and their servers; disconnects where ``open`` has connected."""
         ray = self._ray
-        if ray is None:
+        if ray is None or not ray.is_initialized():  # most calls of Ray would start a cluster here
             return ""
-        with contextlib.suppress(Exception):  # a node that is gone does not answer
-            ray.wait([member.actor.close.remote() for member in self._members], timeout=_STOP_S,
-                     num_returns=max(1, len(self._members)))  # fmt: skip
+        closing = []
+        for member in self._members:
+            with contextlib.suppress(Exception):  # a node that is gone does not answer
+                closing.append(member.actor.close.remote())
+        if closing:
+            with contextlib.suppress(Exception):
+                ray.wait(closing, timeout=_STOP_S, num_returns=len(closing))
         for member in self._members:
             self._kill(member)
         self._members = []
@@ -186,17 +195,16 @@ class RayExecutor:
         found = [(node["NodeID"], int(node["Resources"].get(name, 0))) for node in self._ray.nodes() if node["Alive"]]
         return [(node, count) for node, count in sorted(found) if count > 0]
 
-    def _recruit(self) -> str:
-        """Has a worker serve on each device; gives why there is none, or nothing.
+    def _recruit(self) -> None:
+        """Has a worker serve on each node.
 
         Raises:
-            WorkbenchError: what a worker could not do, where none could.
+            WorkbenchError: none could; what the first of them could not do.
         """
         ray, settings = self._ray, self._settings
-        for node, count in self._offers():
-            self._members += [_Member(node, self._actor(node)) for _ in range(count)]
+        self._members = [_Member(node, self._actor(node, count)) for node, count in self._offers()]
         if not self._members:
-            return f"no node offers '{settings.resource}' any more"
+            raise NotReady(f"no node offers '{settings.resource}' any more", where=self.where)
         for member in self._members:
             member.opening = member.actor.open.remote()
         waiting = {member.opening: member for member in self._members}
@@ -209,6 +217,8 @@ class RayExecutor:
                 try:
                     about = ray.get(reference)
                     member.kind, member.token = about["kind"], about["token"]
+                    if about["note"]:
+                        self._remarks.append(f"node {member.node[:8]}: {about['note']}")
                     member.idle_since = monotonic_ns()
                 except Exception as error:
                     errors[member.node] = _cause(error)
@@ -220,32 +230,37 @@ class RayExecutor:
                 hint="another sweep may hold it; Ray(start_s=...) waits longer",
             )
             self._drop(member)
-        if not self._members and errors and not self._stop.is_set():
-            node, first = next(iter(errors.items()))
-            raise _explained(first, node, self._serving)
-        return self._one_kind()
+        explained = [_explained(error, node, self._serving) for node, error in errors.items()]
+        if not self._members and explained and not self._stop.is_set():
+            raise explained[0]
+        self._remarks += [f"a node takes no part: {error.message} ({error.where})" for error in explained]
+        if self._members:
+            self._one_kind()
 
-    def _actor(self, node: str) -> Any:
+    def _actor(self, node: str, count: int) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         settings = self._settings
         if settings.resource == "GPU":
-            options: dict[str, Any] = {"num_gpus": 1}
+            options: dict[str, Any] = {"num_gpus": count}
         else:
-            options = {"resources": {settings.resource: 1}}
+            options = {"resources": {settings.resource: count}}
         if settings.runtime_env is not None:
             options["runtime_env"] = dict(settings.runtime_env)
         made = self._ray.remote(Worker).options(
             num_cpus=0, max_concurrency=2, max_restarts=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False), **options,
         )  # fmt: skip
-        return made.remote(self._serving, self._work, self._file, frozenset(self._known), node[:8])
+        return made.remote(self._serving, self._work, self._file, Surroundings.here(), node[:8])
 
-    def _one_kind(self) -> str:
-        """Keeps the workers of one kind of device: figures of several are not compared."""
+    def _one_kind(self) -> None:
+        """Keeps the workers of one kind of device: figures of several are not compared.
+
+        Raises:
+            InvalidRequest: the kind that was named is not there, or it is not clear which is meant.
+            NotReady: no node of the kind is left.
+        """
         kinds = Counter(member.kind for member in self._members)
-        if not kinds:
-            return "no worker could be started"
         if self._settings.device and not self._kind:
             fitting = [kind for kind in kinds if self._settings.device in kind]
             if len(fitting) != 1:
@@ -256,8 +271,10 @@ class RayExecutor:
             self._kind = fitting[0]
         self._kind = self._kind or kinds.most_common(1)[0][0]
         for member in [each for each in self._members if each.kind != self._kind]:
+            self._remarks.append(f"node {member.node[:8]} takes no part: its device is another one, {member.kind}")
             self._drop(member)
-        return "" if self._members else f"no node with the device '{self._kind}' is left"
+        if not self._members:
+            raise NotReady(f"no node with the device '{self._kind}' is left", where=self.where)
 
     def _drop(self, member: _Member) -> None:
         self._members.remove(member)
@@ -269,27 +286,21 @@ class RayExecutor:
         """Gives the items to the workers, one at a time on each machine, until all are delivered; see ``Executor``.
 
         An item whose worker or node is lost goes to another worker; one that outlives no worker, to none after
-        ``TRIES``, and is a failed point then.
-
-        Raises:
-            WorkbenchError: no worker can serve: the package or the repository is not there, or another one.
+        ``TRIES``, and is a failed point then. Where no worker is left, new ones are looked for.
         """
-        self._known = known
+        self._known = self._ray.put(frozenset(known))
         books = _Books(deque(items))
         with interrupt_stops(self._stop):
             while not self._stop.is_set() and (books.pending or self._running()):
                 if not self._members:
-                    broken = self._recruit()
-                    if broken:
-                        return "" if self._stop.is_set() else self._broken_off(broken, books)
+                    try:
+                        self._recruit()
+                    except WorkbenchError as error:
+                        return f"{error.message}; {self._last_loss}: {len(books.pending)} points were not measured"
                 self._give_out(books)
                 self._collect(books, deliver)
             self._end(books, deliver)
         return ""
-
-    def _broken_off(self, why: str, books: _Books) -> str:
-        lost = f"; {self._last_loss}" if self._last_loss else ""
-        return f"{why}{lost}: {len(books.pending)} points were not measured"
 
     def _running(self) -> dict[Any, _Member]:
         return {member.running: member for member in self._members if member.running is not None}
@@ -304,7 +315,7 @@ class RayExecutor:
             books.pending.remove(item)
             books.tries[item.number] += 1
             member.item, member.settings = item, item.settings
-            member.running = member.actor.measure.remote(item)
+            member.running = member.actor.measure.remote(item, self._known)
             member.deadline = monotonic_ns() + int(self._longest_s(item) * 1e9)
             busy.add(member.token)
 
@@ -338,7 +349,7 @@ class RayExecutor:
             return
         member.running = member.item = None
         member.idle_since = monotonic_ns()
-        deliver(_noted(outcome, books.lost.get(item.number, [])))
+        self._deliver(outcome, books.lost.get(item.number, []), deliver)
 
     def _lost(self, member: _Member, why: str, books: _Books, deliver: Deliver) -> None:
         """A worker that is gone: what it was at is measured elsewhere, and says so."""
@@ -367,14 +378,16 @@ class RayExecutor:
             with contextlib.suppress(Exception):  # it was lost at the same moment: there is nothing of it
                 outcome, _broken = self._ray.get(reference)
                 if outcome is not None:
-                    deliver(_noted(outcome, []))
+                    self._deliver(outcome, [], deliver)
 
-
-def _noted(outcome: Outcome, losses: Sequence[str]) -> Outcome:
-    if outcome.point is None or not losses:
-        return outcome
-    notes = (*outcome.point.notes, *(f"given out again: {why}" for why in losses))
-    return replace(outcome, point=replace(outcome.point, notes=notes))
+    def _deliver(self, outcome: Outcome, losses: Sequence[str], deliver: Deliver) -> None:
+        """With what is to be known of it; the first point says what is to be known of the nodes."""
+        notes = [f"given out again: {why}" for why in losses]
+        if outcome.point is not None:
+            notes, self._remarks = [*notes, *self._remarks], []
+            point = replace(outcome.point, notes=(*outcome.point.notes, *notes))
+            outcome = replace(outcome, point=point)
+        deliver(outcome)
 
 
 def _cause(error: Exception) -> Exception:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import threading
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.distributed.serving import InputFile, Serving
@@ -14,6 +15,43 @@ from workbench.errors import InvalidRequest
 from workbench.profiling.device import device_kind, device_token
 from workbench.profiling.executing import Bench, Deliver, Item, LocalExecutor, Outcome, Work
 from workbench.profiling.target import Configurable
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What decides how fast a process and its children run, and what cluster software sets for purposes of its own.
+
+    Ray starts workers at nice 15 and with OMP_NUM_THREADS=1: a server that inherits that is not the one that a local
+    sweep measures. None stands for a variable that is not set.
+    """
+
+    niceness: int
+    variables: Mapping[str, str | None]
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Those of this process."""
+        return cls(_niceness(), {name: os.environ.get(name) for name in VARIABLES})
+
+    def take(self) -> str:
+        """Has the calling thread, and the processes that it starts, run like that; says what could not be done."""
+        for name, value in self.variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        with contextlib.suppress(OSError, AttributeError):
+            if _niceness() > self.niceness:
+                os.setpriority(os.PRIO_PROCESS, 0, self.niceness)
+        left = _niceness()
+        return f"it runs at nice {left}: RAY_worker_niceness=0 ray start ..." if left > self.niceness else ""
+
+
+VARIABLES = ("OMP_NUM_THREADS",)
+
+
+def _niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
 
 
 class WorkerExecutor(LocalExecutor):
@@ -49,29 +87,30 @@ class Worker:
         serving: what to serve, and how.
         work: what all items share.
         file: the file of inputs that ``work`` names, if it names one.
-        known: keys of points that are there already.
+        planned: how processes run where the sweep was planned.
         node: a name for this node in the points' environment; not the machine's.
     """
 
     def __init__(
-        self, serving: Serving, work: Work, file: InputFile | None, known: Collection[str], node: str = ""
+        self, serving: Serving, work: Work, file: InputFile | None, planned: Surroundings, node: str = ""
     ) -> None:
         self._serving = serving
         self._work = work
         self._file = file
-        self._known = known
+        self._planned = planned
         self._node = node
         self._stop = threading.Event()
         self._opened = contextlib.ExitStack()
         self._bench: Bench | None = None
 
     def open(self) -> dict[str, Any]:
-        """Serves; gives ``kind`` and ``token`` of the device (``profiling.device``).
+        """Serves; gives ``kind`` and ``token`` of the device (``profiling.device``), and a ``note`` on this process.
 
         Raises:
             WorkbenchError: the repository is not here, holds something else, or cannot be served.
         """
         self._serving.check()
+        note = self._planned.take()
         with contextlib.ExitStack() as opening:
             work = self._work
             if self._file is not None:
@@ -79,15 +118,20 @@ class Worker:
             target = opening.enter_context(self._serving.open(self._serving))
             holder = LocalExecutor(target)
             holder.open(work, self._stop)
-            self._bench = Bench(target, work, self._known, self._stop)
+            self._bench = Bench(target, work, (), self._stop)
             opening.callback(self._bench.close)
             self._opened = opening.pop_all()
-        return {"kind": device_kind(), "token": device_token()}
+        return {"kind": device_kind(), "token": device_token(), "note": note}
 
-    def measure(self, item: Item) -> tuple[Outcome | None, str]:
-        """Measures an item; the text says why nothing more can be measured here, empty while all is well."""
+    def measure(self, item: Item, known: Collection[str] = ()) -> tuple[Outcome | None, str]:
+        """Measures an item, unless its key is among the known ones.
+
+        The text says why nothing more can be measured here; it is empty while all is well.
+        """
         if self._bench is None:
             raise InvalidRequest("this worker serves nothing yet", hint="open comes first")
+        self._planned.take()
+        self._bench.known = known
         outcome = self._bench.measure(item)
         return outcome and _served(outcome, self._serving, self._node), self._bench.broken
 

@@ -123,7 +123,7 @@ class Bench:
     def __init__(self, target: Configurable, work: Work, known: Collection[str], stop: threading.Event) -> None:
         self._target = target
         self._work = work
-        self._known = known
+        self.known = known
         self._stop = stop
         self._keys = PointKeys(target, work.model, work.inputs, work.content)
         self._measurer = Measurer(target, work.model, inputs=work.inputs, stop=stop, options=work.measure)
@@ -181,7 +181,7 @@ class Bench:
 
     def _known_key(self, item: Item) -> str:
         """The item's key, if it is among the known ones."""
-        if not self._known:
+        if not self.known:
             return ""
         try:
             if not self._keys.comparable():
@@ -190,7 +190,7 @@ class Bench:
             key = self._keys.key(item.load, config, self._step_configs())
         except WorkbenchError:
             return ""  # measuring it will say why
-        return key if key in self._known else ""
+        return key if key in self.known else ""
 
     def _measured(self, item: Item) -> Outcome:
         steps = self._step_configs()

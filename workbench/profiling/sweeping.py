@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import InvalidRequest, WorkbenchError
-from workbench.profiling.executing import Executor, Item, LocalExecutor, Outcome, Work
+from workbench.profiling.executing import Executor, Item, LocalExecutor, Outcome, Work, text_of
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs
@@ -169,6 +169,9 @@ class Sweeper:
             stopped = self._stop.is_set()
         except KeyboardInterrupt:
             stopped = True
+        except Exception as problem:
+            error = text_of(problem)  # of the run that is left; it is raised
+            raise
         finally:
             complaint = self._executor.close()
             if complaint:
