@@ -400,8 +400,11 @@ def _of_trace(models: _Models, load: Load, inputs: Inputs) -> Prepared:
             at = place[number] if number >= 0 else start + turn % len(replaced.requests) if replaced else 0
             message_of[row] = first + step * at
         rows = _mean_rows(base, message_of[mine], first, step, models.largest(model))
-        streaming = models.streaming(model, load.streaming or kind.streaming)
-        classes.append(ClassPlan(first, len(base), kind.name, model, rows, streaming, 1 if wants else 0))
+        # HTTP's generate_stream has no sequences and priorities; what answers once is asked as it is without a stream
+        bare = kind.front == "stream" and models.target.protocol == "http"
+        streaming = models.streaming(model, load.streaming or (kind.streaming and not bare))
+        other = model if model != models.model else ""
+        classes.append(ClassPlan(first, len(base), kind.name, other, rows, streaming, 1 if wants else 0))
         requests += made
     wanted = [bool(classes[int(kind)].length) for kind in trace.class_of]
     plan = Plan(
