@@ -308,6 +308,14 @@ IMAGE = 'backend: "python"\nmax_batch_size: 8\n' + IO.replace(
     'input { name: "A" format: FORMAT_NCHW data_type: TYPE_FP32 dims: [ 224, 224, 3 ] }',
 )
 TRT = 'backend: "tensorrt"\n' + IO
+OV = 'backend: "openvino"\nmax_batch_size: 8\n' + IO
+
+
+def ov(config: str) -> dict[str, str | bytes]:
+    """A model of OpenVINO, whose file is not looked into."""
+    return {"m/config.pbtxt": config, "m/1/model.xml": "<net/>"}
+
+
 MEANING = [
     Case("duplicate-map-key", py(BATCHING + 'metric_tags { key: "a" } metric_tags { key: "a" }\n'), py(BATCHING + 'metric_tags { key: "a" } metric_tags { key: "b" }\n'), 'the key "a" twice'),
     Case("empty-map-key", py(BATCHING + "metric_tags: {}\n"), py(BATCHING + "metric_tags: []\n"), "an entry of 'metric_tags' with an empty key", fixed=BATCHING),
@@ -315,6 +323,8 @@ MEANING = [
     Case("reshape-without-effect", py(change(BATCHING, "[ 4 ] }\noutput", "[ 4 ] reshape { shape: [ 4 ] } }\noutput")), py(BATCHING), "is its dims [4]", fixed=BATCHING),
     Case("dims-for-format", py(IMAGE), py(change(IMAGE, "[ 224, 224, 3 ]", "[ 3, 224, 224 ]")), "look like FORMAT_NHWC"),
     Case("accelerator-for-tensorrt", {"m/config.pbtxt": TRT + 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }\n', "m/1/model.plan": ""}, onnx(ORT + 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }\n'), "does nothing in a TensorRT model", fixed="execution_accelerators { }"),
+    Case("fixed-batch", ov(OV), ov(OV + 'parameters { key: "ENABLE_BATCH_PADDING" value { string_value: "yes" } }\n'), "takes batches of exactly 8 rows", fixed='key: "ENABLE_BATCH_PADDING"'),
+    Case("fixed-batch", ov(OV + 'parameters { key: "ENABLE_BATCH_PADDING" value { string_value: "no" } }\n'), ov(change(OV, "max_batch_size: 8", "max_batch_size: 1")), "takes batches of exactly 8 rows", fixed='string_value: "YES"'),
     Case("unknown-parameter", onnx(ORT + 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "1" } }\n'), onnx(ORT + 'parameters { key: "max_length" value { string_value: "1" } }\n'), "Did you mean 'intra_op_thread_count'?", fixed='key: "intra_op_thread_count"'),
     Case("ignored-setting", py(BATCHING + "optimization { eager_batching: true }\n"), {"m/config.pbtxt": TRT + "optimization { eager_batching: true }\n", "m/1/model.plan": ""}, "TensorRT backend only", fixed="optimization { }"),
 ]  # fmt: skip

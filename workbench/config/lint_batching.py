@@ -26,6 +26,7 @@ def lint_batching(check: Checker) -> None:
     _delay(check)
     _sequence(check)
     _instances(check)
+    _openvino_rows(check)
 
 
 def _batch_size(check: Checker) -> None:
@@ -205,3 +206,21 @@ def _threads(check: Checker) -> None:
         value = {"string_value": str(best)}
         fix = Fix(f"Set intra_op_thread_count to {best}", (Edit('parameters["intra_op_thread_count"]', "set", value),))
         check.say("too-many-threads", "instance_group", text, fix)
+
+
+# frameworks
+
+
+def _openvino_rows(check: Checker) -> None:
+    """Triton's OpenVINO backend fixes the batch to max_batch_size rows."""
+    most, parameters = check.message.max_batch_size, check.message.parameters
+    key = "ENABLE_BATCH_PADDING"
+    padded = key in parameters and parameters[key].string_value.lower() == "yes"
+    if check.backend != "openvino" or most < 2 or padded:
+        return
+    text = (
+        f"the OpenVINO backend takes batches of exactly {most} rows and refuses all others, several requests in one "
+        f"always; {key} fills them up, at the cost of a full batch each time"
+    )
+    fix = Fix(f"Set {key} to YES", (Edit(f'parameters["{key}"]', "set", {"string_value": "YES"}),))
+    check.say("fixed-batch", "max_batch_size", text, fix)

@@ -251,6 +251,12 @@ _BATCHING = {
         "A batch axis written into dims is a dimension like any other: Triton puts no requests together. With "
         "max_batch_size set and the leading -1 left out it would.",
     ),
+    "fixed-batch": Rule(
+        "warning",
+        "With max_batch_size Triton's OpenVINO backend gives the model a batch of that many rows: without "
+        "ENABLE_BATCH_PADDING it refuses every batch that is not a single full request.",
+        "sets ENABLE_BATCH_PADDING to YES",
+    ),
     "delay-without-batching": Rule(
         "warning",
         "A queue delay only makes requests wait longer where a batch cannot hold more than one.",
