@@ -49,5 +49,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(capture)
         if len(capture):
-            print(f"{to}: workbench profile {args.model} --trace {to}, or wb.Load.replay({str(to)!r})")
+            print(f"{to}: workbench profile {args.model} --replay {to}, or wb.Load.replay({str(to)!r})")
     return 0 if len(capture) else 1
