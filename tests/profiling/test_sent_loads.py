@@ -293,7 +293,7 @@ def test_a_trace_is_replayed_at_its_factor_with_its_inputs_classes_and_sequences
         [60, 61, 62, 63],
     ]
     figures = {name: (of.model, of.n) for name, of in point.classes.items()}
-    assert figures == {"notes priority 1": ("notes", 13), "notes priority 2": ("notes", 12), "sums": ("sums", 8)}
+    assert figures == {"notes priority 1": ("", 13), "notes priority 2": ("", 12), "sums": ("sums", 8)}
     assert books_agree(point)
     frame = point.row()
     assert frame["distribution"] == "trace"

@@ -182,7 +182,11 @@ def test_inputs_that_generate_cannot_carry_are_refused_in_words() -> None:
         assert measure(target, "m", load, inputs={"X": np.zeros((1, 4), np.float32)}).n > 0
         with pytest.raises(InvalidRequest, match=r"cannot carry input 'X' of shape \[2, 4\]") as caught:
             measure(target, "m", load, inputs={"X": np.zeros((2, 4), np.float32)})
-    assert "batch_size 1" in caught.value.hint
+        assert "batch_size 1" in caught.value.hint
+        for said, options in (("priority", {"priority": 1}), ("timeout", {"timeout_s": 1.0})):
+            with pytest.raises(InvalidRequest, match=f"carries no {said}") as caught:
+                measure(target, "m", Load.closed(1, **short(duration_s=0.1), **options), inputs=INPUTS)
+            assert "gRPC" in caught.value.hint
 
 
 COUNTER = """\

@@ -20,7 +20,7 @@ class ClassFigures:
     """What a point says of one class of its requests; fields as ``Point`` has them."""
 
     model: str = ""
-    """The model that its requests went to."""
+    """The model that its requests went to, where it is another than the point's."""
     load: str = ""
     """What was sent, in words."""
     streaming: bool = False

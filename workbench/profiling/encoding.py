@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from workbench.errors import InternalError
+from workbench.errors import InternalError, InvalidRequest
 from workbench.profiling.plan import ID_FROM, Plan, encoded_id
 from workbench.profiling.requests import Prepared
 from workbench.profiling.shared import SharedTensors
@@ -23,7 +23,8 @@ def encode(target: Target, prepared: Prepared, shared: SharedTensors | None = No
         shared: where their tensors lie, if they lie in shared memory.
 
     Raises:
-        InvalidRequest: a load that streams over HTTP, and inputs that the generate extension cannot carry.
+        InvalidRequest: a load that streams over HTTP, and inputs, priorities, timeouts or sequences, which the generate
+            extension cannot carry.
     """
     grpc = target.protocol == "grpc"
     streaming = _streaming(prepared)
@@ -87,7 +88,14 @@ def _http(
 
     said = said_parameters(request)
     if specs is not None:
-        body = encode_generate_request(replace(request, parameters=said), specs)
+        unsaid = [name for name in said if name not in request.parameters]
+        if unsaid:
+            raise InvalidRequest(
+                f"a stream over HTTP (generate_stream) carries no {unsaid[0].partition('_')[0]}",
+                where=f"model '{request.model_name}'",
+                hint="measure it over gRPC: wb.connect(server.grpc_url)",
+            )
+        body = encode_generate_request(request, specs)
         path = f"{model_path(request.model_name)}/generate_stream"
         return http_messages(url, path, [({"Content-Type": "application/json"}, body)])[0]
     if shared is None:

@@ -184,7 +184,7 @@ class _Lead:
             self._phase = "warm-up"
         elif phase == "warm-up" and now >= max(self._start + int(load.warmup_s * 1e9) - _LEAD_NS, self._look):
             self._look = now + _LOOK_NS
-            settled = load.warmup_s == 0 or self._settled()
+            settled = load.warmup_s == 0 or not load.settles or self._settled()
             if settled or now >= self._start + int(load.longest_warmup_s * 1e9) - _LEAD_NS:
                 self._warm = settled
                 self._window[0] = self._turn("open", max(now + _LEAD_NS, self._start))

@@ -85,7 +85,7 @@ class KernelLoad:
         load, clock, begin = self._load, self._clock, self._start
         longest = begin + int(load.longest_warmup_s * 1e9)
         self._until(begin + int(load.warmup_s * 1e9))
-        warm = load.warmup_s == 0 or bool(load.trace)  # a trace has no rate to settle at
+        warm = load.warmup_s == 0 or not load.settles
         while not warm and not self._stop.is_set() and clock() < longest:
             warm = self._recorder.warm(begin)
             if not warm:

@@ -42,10 +42,11 @@ class Load:
     throughput and latency have settled. The measured window lasts ``duration_s``, and longer (up to ``max_duration_s``,
     0: twice ``duration_s``) while fewer than ``min_requests`` have been answered in it or the intervals of throughput
     and mean latency are wider than 10 %. With the defaults a point that settles takes about 3 s, so a sweep of 12
-    points stays under a minute. A trace has a warm-up of ``warmup_s`` exactly, and a window of its own length.
-    ``batch_size`` is the number of rows
-    of one request. After the window answers are awaited for up to ``drain_s``. An open loop holds at most
-    ``max_in_flight`` requests; what would exceed that is counted as failed. ``streaming`` sends to the endpoint that
+    points stays under a minute. A trace and bursts have a warm-up of ``warmup_s`` exactly, a trace also a window of its
+    own length. After the window answers are awaited for up to ``drain_s``.
+
+    ``batch_size`` is the number of rows of one request. An open loop holds at most ``max_in_flight`` requests; what
+    would exceed that is counted as failed. ``streaming`` sends to the endpoint that
     gives any number of responses to a request and stamps each of them; a decoupled model is measured so anyway.
     ``generators`` processes send it together: they divide its clients or its arrivals, and their stamps are merged.
 
@@ -220,9 +221,14 @@ class Load:
         return self.kind == "open" or any(part.kind == "open" for _, part in self.mix)
 
     @property
+    def settles(self) -> bool:
+        """Whether there is a rate to settle at: a trace has none, and bursts come and go."""
+        return all(part.distribution not in ("trace", "bursty") or part.kind == "closed" for part in self.parts)
+
+    @property
     def longest_warmup_s(self) -> float:
         """How long the warm-up may become."""
-        if self.trace:
+        if not self.settles:
             return self.warmup_s
         return max(self.warmup_s, self.max_warmup_s or 10 * self.warmup_s)
 

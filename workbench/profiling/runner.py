@@ -256,7 +256,7 @@ class LoadRun:
         load, begin = self.load, self._start
         longest = begin + int(load.longest_warmup_s * 1e9)
         await self._until(begin + int(load.warmup_s * 1e9))
-        warm = load.warmup_s == 0 or bool(load.trace)  # a trace has no rate to settle at
+        warm = load.warmup_s == 0 or not load.settles
         while not warm and not self._over.is_set() and self.clock() < longest:
             warm = self.recorder.warm(begin)
             if not warm:

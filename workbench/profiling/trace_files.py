@@ -71,7 +71,8 @@ def kept(trace: Trace | HasTrace | str | Path) -> tuple[Path, str, Trace]:
     trace = trace if isinstance(trace, Trace) else trace.trace
     data = trace.to_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    path = (HOME / f"{digest[:16]}.trace.npz").resolve()
+    name = re.sub(r"[^a-z0-9]+", "-", trace.source.partition(" at ")[0].lower())[:40].strip("-") or "trace"
+    path = (HOME / f"{name}-{digest[:12]}.trace.npz").resolve()
     try:
         if not path.is_file():
             trace.save(path)
