@@ -19,6 +19,7 @@ def test_devices_are_shown_and_can_be_read_back(
 ) -> None:
     devices = load_devices(RECORDED / f"{name}.json")
     monkeypatch.setattr("workbench.telemetry.find_devices", lambda: devices)
+    monkeypatch.setattr("workbench.backends.probe.names", lambda: ["python"])
     assert main(["doctor", "--json"]) == 0
     path = tmp_path / "devices.json"
     path.write_text(json.dumps(json.loads(capsys.readouterr().out)["devices"]["gpus"]))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
-from workbench.errors import WorkbenchError
 from workbench.telemetry.devices import device_from_json
 
 SUMMARY = "Says which backends and devices work here, and what to install for the others."
 EXAMPLE = "workbench doctor --json"
 
+AT_ONCE = 2
+"""Frameworks that are imported at the same time: an import keeps one core busy."""
 _PACKAGES = (
     "numpy",
     "onnxruntime",
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for name, entry in report["backends"].items()
     ]
-    print_table(("backend", "", "version", "device", "why not", "install"), rows, title="Backends")
+    print_table(("backend", "", "version", "device", "note", "install"), rows, title="Backends")
     print_table(("package", "version"), list(report["packages"].items()), title="Packages")
     devices = report["devices"]
     print(f"Python {report['python']} on {report['platform']}")
@@ -71,18 +71,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """The report as JSON values."""
+    """The report as JSON values. Each framework that is installed is imported in a process of its own: seconds."""
     import psutil
 
+    from workbench.backends.probe import names, probe
     from workbench.telemetry import find_devices, sample
 
     devices, gpus = sample().to_json(), find_devices()
-    checks: dict[str, Callable[[], dict[str, Any]]] = {"onnxruntime": _onnxruntime, "python": _python}
+    backends = names()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        states = list(pool.map(probe, backends))
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "backends": {name: check() for name, check in checks.items()},
+        "backends": {name: state.to_json() for name, state in zip(backends, states, strict=True)},
         "devices": {
             "cpu": f"{psutil.cpu_count(logical=False) or psutil.cpu_count()} cores, {psutil.cpu_count()} threads",
             "memory_gib": psutil.virtual_memory().total / 2**30,
@@ -97,26 +100,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _entry(works: bool, version: str, device: str, why: str = "", install: str = "") -> dict[str, Any]:
-    return {"works": works, "version": version, "device": device, "why": why, "install": install}
-
-
-def _onnxruntime() -> dict[str, Any]:
-    from workbench.backends.registry import create_backend
-
-    version = _version("onnxruntime")
-    try:
-        create_backend("onnxruntime")
-    except WorkbenchError as error:
-        return _entry(False, version, "", error.hint or error.message, "pip install onnxruntime")
-    return _entry(True, version, "CPU")
-
-
-def _python() -> dict[str, Any]:
-    return (
-        _entry(True, platform.python_version(), "CPU", "", "")
-        if sys.executable
-        else _entry(False, "", "", "no interpreter to start a model with", "")
-    )
