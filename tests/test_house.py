@@ -42,7 +42,7 @@ ONLY_IN = {
     "bokeh": {"charts", "panels"},
     "grpc": {"client", "server", "profiling"},
     "onnxruntime": {"backends"},
-    "torch": {"backends", "package"},
+    "torch": {"backends", "package", "samples"},
 }
 
 

