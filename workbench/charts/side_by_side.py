@@ -42,12 +42,15 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class SideBySideInfo:
-    """Bars in the order of the ways, all in milliseconds; ``by`` says what a way is."""
+    """Bars in the order of the ways; ``by`` says what a way is, ``axis`` and ``unit`` what is drawn."""
 
     title: str
     by: str
     bars: tuple[Bar, ...]
     note: str = ""
+    axis: str = "latency (ms)"
+    unit: str = "ms"
+    middle: str = "median"
 
 
 def side_by_side_info(
@@ -64,34 +67,20 @@ def side_by_side_info(
             low, middle, high = np.percentile(figures, (0, 50, 100))
             bars.append(Bar(way, name.removesuffix("_ms"), float(middle), float(low), float(high), len(own)))
     note = f"bars: the median of the rounds; lines: their range (n = {bars[0].rounds})" if bars else ""
-    return SideBySideInfo(title, by, tuple(bars), note)
+    return SideBySideInfo(title, f"{by} (percentile of latency)", tuple(bars), note)
 
 
 def draw_side_by_side(info: SideBySideInfo) -> Chart:
     """The figure with its sources ``bars`` and ``ranges``."""
-    factors = [(bar.way, bar.quantity) for bar in info.bars]
     frame = Frame(
-        f"{info.by} (percentile of latency)",
-        "latency (ms)",
+        info.by,
+        info.axis,
         HEIGHT,
-        x_range=models.FactorRange(*factors, range_padding=0.1, group_padding=0.6),
+        x_range=models.FactorRange(*_factors(info), range_padding=0.1, group_padding=0.6),
     )
     fig = make_figure(frame)
-    columns: Columns = {name: [] for name in ("at", "middle", "text", "colour", "quantity", "low", "high", "rounds")}
-    for bar in info.bars:
-        columns["at"].append((bar.way, bar.quantity))
-        columns["middle"].append(bar.middle)
-        columns["text"].append(f"{bar.middle:,.1f}" if bar.middle >= 10 else f"{bar.middle:,.2f}")
-        columns["colour"].append(QUANTITY.get(bar.quantity, QUANTITY["mean"]))
-        columns["quantity"].append(bar.quantity)
-        columns["low"].append(bar.low)
-        columns["high"].append(bar.high)
-        columns["rounds"].append(bar.rounds)
-    source = ColumnDataSource(columns)
+    source, ranges = ColumnDataSource(_bars(info)), ColumnDataSource(_ranges(info))
     bars = fig.vbar("at", top="middle", width=0.8, source=source, fill_color="colour", line_color=None)
-    ranges = ColumnDataSource(
-        {"xs": [[at, at] for at in factors], "ys": [[bar.low, bar.high] for bar in info.bars]},
-    )
     fig.multi_line("xs", "ys", source=ranges, line_color=TEXT, line_width=1.5, line_dash="solid")
     fig.add_layout(
         models.LabelSet(
@@ -103,9 +92,9 @@ def draw_side_by_side(info: SideBySideInfo) -> Chart:
     fig.y_range.start = 0
     fig.xaxis.group_text_font_size = "12px"
     fig.xaxis.group_text_color = MUTED
-    tips = [("", "@quantity"), ("median", "@middle{0,0.000} ms"), ("range", "@low{0,0.000} … @high{0,0.000} ms")]
+    shown = f"@low{{0,0.000}} … @high{{0,0.000}} {info.unit}"
+    tips = [("", "@quantity"), (info.middle, f"@middle{{0,0.000}} {info.unit}"), ("range", shown)]
     add_hover(fig, [bars], [*tips, ("rounds", "@rounds")])
-    shown = list(dict.fromkeys(bar.quantity for bar in info.bars))
     empty = add_empty_text(fig, "Nothing measured")
     empty.visible = not info.bars
     return Chart(
@@ -114,6 +103,49 @@ def draw_side_by_side(info: SideBySideInfo) -> Chart:
         info.title,
         HEIGHT,
         note=info.note,
-        legend=tuple(LegendEntry(name, QUANTITY.get(name, QUANTITY["mean"])) for name in shown),
+        legend=_legend(info),
         parts={"empty": empty},
     )
+
+
+def update_side_by_side(chart: Chart, info: SideBySideInfo) -> None:
+    """Brings a drawn chart up to date."""
+    fig: Any = chart.figure
+    factors = _factors(info)
+    if list(fig.x_range.factors) != factors:
+        fig.x_range.factors = factors
+    chart.title, chart.note, chart.legend = info.title, info.note, _legend(info)
+    chart.fill("bars", _bars(info))
+    chart.fill("ranges", _ranges(info))
+    empty: Any = chart.parts["empty"]
+    empty.visible = not info.bars
+
+
+def _factors(info: SideBySideInfo) -> list[tuple[str, str]]:
+    return [(bar.way, bar.quantity) for bar in info.bars]
+
+
+def _bars(info: SideBySideInfo) -> Columns:
+    columns: Columns = {name: [] for name in ("at", "middle", "text", "colour", "quantity", "low", "high", "rounds")}
+    for bar in info.bars:
+        columns["at"].append((bar.way, bar.quantity))
+        columns["middle"].append(bar.middle)
+        columns["text"].append(f"{bar.middle:,.1f}" if bar.middle >= 10 else f"{bar.middle:,.2f}")
+        columns["colour"].append(QUANTITY.get(bar.quantity, QUANTITY["mean"]))
+        columns["quantity"].append(bar.quantity)
+        columns["low"].append(bar.low)
+        columns["high"].append(bar.high)
+        columns["rounds"].append(bar.rounds)
+    return columns
+
+
+def _ranges(info: SideBySideInfo) -> Columns:
+    return {
+        "xs": [[at, at] for at in _factors(info)],
+        "ys": [[bar.low, bar.high] for bar in info.bars],
+    }
+
+
+def _legend(info: SideBySideInfo) -> tuple[LegendEntry, ...]:
+    shown = dict.fromkeys(bar.quantity for bar in info.bars)
+    return tuple(LegendEntry(name, QUANTITY.get(name, QUANTITY["mean"])) for name in shown)

@@ -26,6 +26,7 @@ PANELS: dict[str, tuple[str, str]] = {
     "config": ("workbench.panels.config", "ConfigPanel"),
     "live": ("workbench.panels.live", "LivePanel"),
     "sweep": ("workbench.panels.sweep", "SweepPanel"),
+    "compare": ("workbench.panels.compare", "ComparePanel"),
     "ensemble": ("workbench.panels.ensemble", "EnsemblePanel"),
     "logs": ("workbench.panels.logs", "LogsPanel"),
     "timeline": ("workbench.panels.timeline", "TimelinePanel"),
