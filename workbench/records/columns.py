@@ -1,23 +1,25 @@
 """Request and batch records as columns: the ring that the engine writes, and their form on the wire.
 
 Times are nanoseconds of ``CLOCK_MONOTONIC``; a stamp that a request never reached (it was rejected, say) is 0.
-The ring is written by one thread at a time and read by any: a reader copies rows and then drops those that a writer
-may have overwritten meanwhile, so that neither waits for the other.
+Writing is what every request pays for, so it is one tuple and two numbers drawn, without a lock; making columns of the
+tuples is left to who reads them. Each row carries its number: a reader sees by it which rows have been overwritten
+meanwhile and which are still being written.
 """
 
 from __future__ import annotations
 
-import struct
-import threading
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import count
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from workbench.clock import monotonic_ns, sleep
 from workbench.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -92,68 +94,106 @@ class RecordColumns:
         return pd.DataFrame(self.requests), pd.DataFrame(self.batches)
 
 
+Row = tuple[Any, ...]
+"""A row's cursor, its number in its table, and its columns in their order."""
+
+_NEVER: Row = (-1, -1)
+_CHUNK = 1024
+"""Rows that become columns at once: more would keep the interpreter from other threads for longer."""
+
+_TRIES, _TRY_S = 10, 0.0005
+_GIVE_UP_NS = 1_000_000_000
+
+
 class _Table:
-    """A ring of rows: integers packed into one buffer, strings in a list of tuples beside it."""
+    """A ring of rows. Any thread adds, any reads.
 
-    def __init__(self, columns: Mapping[str, str], capacity: int) -> None:
+    ``draw`` gives a row its number and its cursor. Both come from one call of a built-in, which no other thread can
+    interrupt: so rows have their cursors in the order of their numbers.
+    """
+
+    def __init__(self, columns: Mapping[str, str], capacity: int, cursors: Iterator[int]) -> None:
         self.columns = columns
-        self.int_names = tuple(name for name, kind in columns.items() if kind != "str")
-        self.str_names = tuple(name for name, kind in columns.items() if kind == "str")
-        width = 1 + len(self.int_names)  # the cursor comes first
-        self.pack = struct.Struct(f"={width}q").pack_into
-        self.row_bytes = width * 8
         self.capacity = capacity
-        self.buffer = bytearray(self.row_bytes * capacity)
-        self.ints: NDArray[np.int64] = np.frombuffer(self.buffer, dtype=np.int64).reshape(capacity, width)
-        self.texts: list[tuple[Any, ...]] = [()] * capacity
-        self.count = 0  # rows ever written; raised only after a row is complete
+        self.draw = zip(count(), cursors, strict=False).__next__
+        self.rows: list[Row] = [_NEVER] * capacity
+        self.count = 0
+        """About how many rows were ever written: threads that write at once may set it in any order."""
 
-    def read(self, after: int, last: int) -> Columns:
-        """The rows whose cursor is above ``after`` and at most ``last``, oldest first."""
+    def end(self) -> int:
+        """The number of the row after the newest."""
         end = self.count
-        first = self._first_after(after, max(0, end - self.capacity), end)
-        parts = self._parts(first, end)
-        ints = np.concatenate([self.ints[part] for part in parts])
-        texts = list(chain.from_iterable(self.texts[part] for part in parts))
-        # Row ``count`` may be in writing now, in the slot of row ``count - capacity``: that one and older are torn.
-        torn = max(0, self.count - self.capacity + 1 - first)
-        cursors = ints[:, 0]
-        keep = (cursors > after) & (cursors <= last)
-        keep[:torn] = False
-        ints = ints[keep]
-        if len(ints) < len(texts):
-            texts = list(compress(texts, keep.tolist()))
-        by_name: Columns = {name: ints[:, index + 1].copy() for index, name in enumerate(self.int_names)}
-        by_name.update(_text_columns(self.str_names, texts))
-        return {name: by_name[name] for name in self.columns}
+        while (number := self.rows[end % self.capacity][1]) >= end:
+            end = number + 1
+        return end
 
-    def _first_after(self, after: int, low: int, high: int) -> int:
+    @property
+    def newest(self) -> int:
+        """The cursor of the newest row; -1 where there is none."""
+        end = self.end()
+        return int(self.rows[(end - 1) % self.capacity][0]) if end else -1
+
+    def after(self, cursor: int, top: int) -> tuple[list[Row], int]:
+        """The rows whose cursor is above ``cursor`` and at most ``top``, oldest first; and the cursor of the oldest
+        row where others above ``cursor`` may have been overwritten, else ``cursor``."""
+        end = self.end()
+        low = max(0, end - self.capacity)
+        first = self._first_after(cursor, low, end)
+        found = [row for part in self._parts(first, end) for row in self.rows[part]]
+        numbers = [row[1] for row in found]
+        oldest = first
+        if numbers != list(range(first, end)):
+            for index, number in enumerate(numbers):
+                if number > first + index:  # overwritten meanwhile; and so were those before it
+                    oldest = first + index + 1
+            numbered = enumerate(found[oldest - first :], oldest)
+            found = [row for number, row in numbered if row[1] == number and row[0] > cursor]
+        if found and found[-1][0] > top:
+            found = found[: bisect_right(found, top, key=itemgetter(0))]
+        overwritten = oldest > 0 and (oldest == low or oldest > first) and found and found[0][1] == oldest
+        return found, found[0][0] if overwritten else cursor
+
+    def _first_after(self, cursor: int, low: int, high: int) -> int:
         while low < high:
-            middle = (low + high) // 2
-            if int(self.ints[middle % self.capacity, 0]) <= after:
-                low = middle + 1
+            middle = probe = (low + high) // 2
+            while probe < high and self.rows[probe % self.capacity][1] < probe:
+                probe += 1  # that row is not there (yet)
+            if probe < high and self.rows[probe % self.capacity][0] <= cursor:
+                low = probe + 1
             else:
                 high = middle
         return low
 
     def _parts(self, first: int, end: int) -> list[slice]:
         if first >= end:
-            return [slice(0, 0)]
+            return []
         start, stop = first % self.capacity, end % self.capacity
         if start < stop:
             return [slice(start, stop)]
         return [slice(start, self.capacity), slice(0, stop)]
 
+    def as_columns(self, rows: list[Row]) -> Columns:
+        """The rows by column."""
+        pieces = [list(zip(*rows[at : at + _CHUNK], strict=True))[2:] for at in range(0, len(rows), _CHUNK)]
+        out: Columns = {}
+        for index, (name, kind) in enumerate(self.columns.items()):
+            make = _text_array if kind == "str" else _int_array
+            arrays = [make(piece[index]) for piece in pieces]
+            out[name] = np.concatenate(arrays) if arrays else make(())
+        return out
 
-def _text_columns(names: Sequence[str], rows: list[tuple[Any, ...]]) -> Columns:
-    if not rows:
-        return {name: np.empty(0, dtype=np.object_) for name in names}
-    out: Columns = {}
-    for name, values in zip(names, zip(*rows, strict=True), strict=True):
-        array = np.empty(len(rows), dtype=np.object_)
-        array[:] = values if set(map(type, values)) == {str} else _as_texts(values)
-        out[name] = array
-    return out
+
+def _int_array(values: Sequence[Any]) -> NDArray[Any]:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        return np.array([min(value, MAX_INT64) for value in values], dtype=np.int64)
+
+
+def _text_array(values: Sequence[Any]) -> NDArray[Any]:
+    array = np.empty(len(values), dtype=np.object_)
+    array[:] = values if set(map(type, values)) <= {str} else _as_texts(values)
+    return array
 
 
 def _as_texts(values: Sequence[Any]) -> list[str]:
@@ -170,22 +210,25 @@ def shortened(text: str, limit: int) -> str:
 class RecordRing:
     """The last ``capacity`` requests and the last ``capacity`` batches.
 
-    Adding is O(1), about a microsecond; reading never stops who adds. Thread-safe.
+    Adding is O(1), about a third of a microsecond; reading never stops who adds. Thread-safe. A full ring takes some
+    400 bytes for each request that it holds.
     """
 
     def __init__(self, capacity: int = 65536) -> None:
         if capacity < 2:
             raise InvalidRequest(f"a record ring needs a capacity of at least 2, got {capacity}")
         self.capacity = capacity
-        self._requests = _Table(REQUEST_COLUMNS, capacity)
-        self._batches = _Table(BATCH_COLUMNS, capacity)
-        self._cursor = 0
-        self._adding = threading.Lock()
+        cursors = count()
+        self._requests = _Table(REQUEST_COLUMNS, capacity, cursors)
+        self._batches = _Table(BATCH_COLUMNS, capacity, cursors)
+        self._newest = -1  # about: see _Table.count
+        self._told = -1
+        self._missing = (-1, 0)  # the cursor that a reader last missed, and since when
 
     @property
     def last_seq(self) -> int:
         """The cursor of the newest row; -1 when nothing has been written."""
-        return self._cursor - 1
+        return max(self._newest, self._told)
 
     def add_request(
         self,
@@ -215,27 +258,22 @@ class RecordRing:
 
         ``seq`` may be given by a caller that numbers requests as they arrive (so that children can name their parent
         before the parent ends); -1 takes the next free number. ``shape_key`` may be anything with a ``str`` form.
-        A priority, on the wire an unsigned number of 64 bits, is written as the largest that the column holds if it is
+        A priority, on the wire an unsigned number of 64 bits, is read as the largest that the column holds if it is
         beyond that.
         """
-        if priority > MAX_INT64:
-            priority = MAX_INT64
         if error or request_id:
             error, request_id = shortened(error, MAX_ERROR), shortened(request_id, MAX_ID)
-        texts = (model, request_id, client, shape_key, instance, status, error)
         table = self._requests
-        with self._adding:
-            cursor, count = self._cursor, table.count
-            slot = count % table.capacity
-            if seq < 0:
-                seq = count
-            table.texts[slot] = texts
-            table.pack(
-                table.buffer, slot * table.row_bytes, cursor, seq, version, epoch, parent_seq, priority, rows, arrival,
-                queue_start, compute_start, compute_input_end, compute_output_start, compute_end, end, batch_seq,
-            )  # fmt: skip
-            table.count = count + 1
-            self._cursor = cursor + 1
+        number, cursor = table.draw()
+        if seq < 0:
+            seq = number
+        table.rows[number % table.capacity] = (
+            cursor, number, seq, model, version, epoch, request_id, client, parent_seq, priority, rows, shape_key,
+            arrival, queue_start, compute_start, compute_input_end, compute_output_start, compute_end, end, batch_seq,
+            instance, status, error,
+        )  # fmt: skip
+        table.count = number + 1
+        self._newest = cursor
         return seq
 
     def add_batch(
@@ -252,28 +290,59 @@ class RecordRing:
     ) -> None:
         """Writes one executed batch."""
         table = self._batches
-        with self._adding:
-            cursor, count = self._cursor, table.count
-            slot = count % table.capacity
-            table.texts[slot] = (model, instance, reason)
-            table.pack(
-                table.buffer, slot * table.row_bytes, cursor, batch_seq, epoch, rows, requests, acquired, done
-            )  # fmt: skip
-            table.count = count + 1
-            self._cursor = cursor + 1
+        number, cursor = table.draw()
+        table.rows[number % table.capacity] = (
+            cursor, number, batch_seq, model, epoch, instance, rows, requests, reason, acquired, done
+        )  # fmt: skip
+        table.count = number + 1
+        self._newest = cursor
 
     def read(self, after_seq: int = -1) -> RecordColumns:
         """What was written after the cursor ``after_seq`` (``last_seq`` of an earlier read; -1: everything kept).
 
-        A cursor from the future (of a server that has restarted since) reads everything.
+        A cursor from the future (of a server that has restarted since) reads everything. A row that another thread is
+        writing right now is waited for, a few milliseconds at most; after that it and what came behind it is left for
+        the next read.
         """
-        last = self._cursor - 1
-        if after_seq > last:
+        if after_seq > self.last_seq:
             after_seq = -1
-        requests = self._requests.read(after_seq, last)
-        batches = self._batches.read(after_seq, last)
-        found = len(requests["seq"]) + len(batches["rows"])
-        return RecordColumns(requests, batches, last, max(0, last - after_seq - found))
+        top = max(self._newest, self._requests.newest, self._batches.newest)
+        for attempt in range(_TRIES + 1):
+            requests, until = self._requests.after(after_seq, top)
+            batches, batches_until = self._batches.after(after_seq, top)
+            cursors = sorted([row[0] for row in requests] + [row[0] for row in batches])
+            last = cursors[-1] if cursors else after_seq
+            missing = _first_missing(cursors, max(until, batches_until))
+            if missing < 0:
+                break
+            if attempt < _TRIES:
+                sleep(_TRY_S)
+            elif self._awaited(missing):
+                last = missing - 1
+        if missing >= 0:
+            requests = [row for row in requests if row[0] <= last]
+            batches = [row for row in batches if row[0] <= last]
+        self._told = max(self._told, last)
+        lost = max(0, last - after_seq - len(requests) - len(batches))
+        return RecordColumns(self._requests.as_columns(requests), self._batches.as_columns(batches), last, lost)
+
+    def _awaited(self, missing: int) -> bool:
+        """Whether a row may still come: a thread that was interrupted before it wrote never writes."""
+        cursor, since = self._missing
+        if cursor != missing:
+            self._missing = (missing, monotonic_ns())
+            return True
+        return monotonic_ns() - since < _GIVE_UP_NS
+
+
+def _first_missing(cursors: list[int], after: int) -> int:
+    """The first cursor above ``after`` that is left out in an ascending list; -1 where none is."""
+    if not cursors or cursors[-1] <= after:
+        return -1
+    inside = cursors[bisect_right(cursors, after) :]
+    if cursors[-1] - after == len(inside):
+        return -1
+    return next(after + 1 + index for index, cursor in enumerate(inside) if cursor != after + 1 + index)
 
 
 def encode_columns(columns: RecordColumns) -> tuple[bytes, list[bytes]]:
