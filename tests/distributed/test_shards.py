@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from onnx_models import add_model
 import workbench as wb
 from workbench.cli import main
 from workbench.distributed import JobOptions, job_manifest, merge_runs, read_shard
-from workbench.errors import AlreadyExists, InvalidMeasurement, InvalidRequest, NotFound
+from workbench.distributed.worker import Surroundings, Worker
+from workbench.errors import AlreadyExists, InvalidMeasurement, InvalidRequest, NotFound, Unsupported
 from workbench.profiling import Point, SweepResult
+from workbench.profiling.executing import Work
 from workbench.profiling.sweep_result import write_point
 from workbench.records.runs import RunStore
 from workbench.session.remote import WorkbenchServer
-from workbench.session.sharding import open_target, run_shard, write_shards
+from workbench.session.sharding import open_target, run_shard, serving_of, write_shards
 from workbench.tuning import choose
 
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
@@ -141,6 +144,12 @@ def test_what_is_not_the_planned_model_is_refused(
         write_shards(server, "double", GRID, tmp_path / "five", 5, **LOAD)
 
 
+def test_a_worker_of_another_version_does_not_measure(server: WorkbenchServer) -> None:
+    planned = replace(Surroundings.here(), version="0.0.1")
+    with pytest.raises(Unsupported, match=r"planned with 0\.0\.1"):
+        Worker(serving_of(server, "double"), Work("double"), None, planned).open()
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -199,7 +208,9 @@ def test_the_job_has_a_pod_a_shard_and_one_a_machine(server: WorkbenchServer, tm
     job = JobOptions("registry.example/workbench:1", gpus=1, node_labels={"gpu": "t4"})
     paths = write_shards(server, "double", GRID, to, 3, job=job, **LOAD)
     assert [path.name for path in paths] == ["shard-0.json", "shard-1.json", "shard-2.json", "job.yaml"]
-    config_map, made = yaml.safe_load_all(paths[-1].read_text())
+    text = paths[-1].read_text()
+    assert "*id" not in text
+    config_map, made = yaml.safe_load_all(text)
     assert json.loads(config_map["data"]["shard-2.json"]) == json.loads(paths[2].read_text())
     spec = made["spec"]
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", 3)

@@ -129,4 +129,5 @@ def as_yaml(manifests: Sequence[Mapping[str, Any]]) -> str:
     """Manifests as one file of YAML documents."""
     import yaml  # type: ignore[import-untyped]
 
-    return str(yaml.safe_dump_all([dict(each) for each in manifests], sort_keys=False))
+    plain = json.loads(json.dumps(list(manifests)))  # nothing is in it twice: YAML would write references
+    return str(yaml.safe_dump_all(plain, sort_keys=False))

@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from workbench import __version__
 from workbench.clock import monotonic_ns
 from workbench.distributed.serving import InputFile, Serving
 from workbench.distributed.worker import Surroundings, Worker
@@ -403,8 +404,6 @@ def _explained(error: Exception, node: str, serving: Serving) -> WorkbenchError:
         return error
     text = str(error)
     if "No module named 'workbench" in text or "ModuleNotFoundError" in text or "AttributeError" in text:
-        from workbench import __version__
-
         return Unsupported(
             "the node does not have this package, or another version of it",
             where=f"node {node[:8]}: {text.strip().splitlines()[-1]}",

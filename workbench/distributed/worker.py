@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench import __version__
 from workbench.distributed.serving import InputFile, Serving
-from workbench.errors import InvalidRequest
+from workbench.errors import InvalidRequest, Unsupported
 from workbench.profiling.device import device_kind, device_token
 from workbench.profiling.executing import Bench, Deliver, Item, LocalExecutor, Outcome, Work
 from workbench.profiling.target import Configurable
@@ -19,19 +20,32 @@ from workbench.profiling.target import Configurable
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What decides how fast a process and its children run, and what cluster software sets for purposes of its own.
+    """What decides how a process and its children run: the version of this package, and what cluster software sets.
 
     Ray starts workers at nice 15 and with OMP_NUM_THREADS=1: a server that inherits that is not the one that a local
     sweep measures. None stands for a variable that is not set.
     """
 
+    version: str
     niceness: int
     variables: Mapping[str, str | None]
 
     @classmethod
     def here(cls) -> Surroundings:
         """Those of this process."""
-        return cls(_niceness(), {name: os.environ.get(name) for name in VARIABLES})
+        return cls(__version__, _niceness(), {name: os.environ.get(name) for name in VARIABLES})
+
+    def check(self) -> None:
+        """Makes sure that this process has the version of the package that the sweep was planned with.
+
+        Raises:
+            Unsupported: it has another one.
+        """
+        if __version__ != self.version:
+            raise Unsupported(
+                f"there is serving-workbench {__version__}, the sweep was planned with {self.version}",
+                hint=f"pip install 'serving-workbench=={self.version}' there",
+            )
 
     def take(self) -> str:
         """Has the calling thread, and the processes that it starts, run like that; says what could not be done."""
@@ -107,8 +121,10 @@ class Worker:
         """Serves; gives ``kind`` and ``token`` of the device (``profiling.device``), and a ``note`` on this process.
 
         Raises:
-            WorkbenchError: the repository is not here, holds something else, or cannot be served.
+            WorkbenchError: another version of this package is here; the repository is not, holds something else, or
+                cannot be served.
         """
+        self._planned.check()
         self._serving.check()
         note = self._planned.take()
         with contextlib.ExitStack() as opening:

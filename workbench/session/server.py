@@ -381,7 +381,8 @@ class Server(TellingServer):
             grid: values by configuration path; None removes the field.
             wait: False gives a started ``SweepJob``.
             options: ``concurrency`` and ``rate`` (one number or several), ``inputs``, ``duration_s``, ``warmup_s``,
-                ``batch_size``, ``store`` (the directory of the runs, by default ``runs``), ``title``, ``resume``.
+                ``batch_size``, ``store`` (the directory of the runs, by default ``runs``), ``title``, ``resume``,
+                ``executor`` ("ray" or ``wb.Ray(...)``: on a cluster, whose workers serve the repository themselves).
         """
         from workbench.session.measuring import sweep
 
