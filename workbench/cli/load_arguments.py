@@ -72,6 +72,7 @@ def _add_requests(group: Any) -> None:
         "--num-of-sequences", type=int, metavar="N", help="sequences at once in an open loop (default: 4)"
     )
     group.add_argument("--priority", type=int, metavar="P", help="priority level of the requests")
+    group.add_argument("--generators", type=int, metavar="N", help="processes that send the load together (default: 1)")
     group.add_argument("--request-timeout-s", type=float, metavar="S", help="timeout that each request names")
     group.add_argument(
         "--request-parameter",
@@ -116,6 +117,7 @@ _OPTIONS = {
     "num_of_sequences": "sequences",
     "priority": "priority",
     "request_timeout_s": "timeout_s",
+    "generators": "generators",
 }
 """Arguments and the fields of ``Load`` that they set, where they are given."""
 

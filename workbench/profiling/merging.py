@@ -14,13 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import Unsupported
 from workbench.profiling.intervals import nearest_rank
 from workbench.profiling.load import Load, schedule
 from workbench.profiling.samples import MAX_TEXTS, OK, Samples
-
-_NO_OFFSETS = np.empty(0, np.int64)
-_NO_CLASSES = np.empty(0, np.int32)
 
 
 def share_out(load: Load) -> list[tuple[Load, NDArray[np.int64]]]:
@@ -28,47 +24,17 @@ def share_out(load: Load) -> list[tuple[Load, NDArray[np.int64]]]:
 
     Clients are divided evenly. Each arrival of an open loop goes to a generator drawn at random, with a seed spawned
     from the load's: the parts of a Poisson process are then independent Poisson processes, and the parts of any process
-    add up to the very arrivals that one generator would have sent. Of a mixed load each class is divided: clients
-    likewise, arrivals into independent streams of a part of the rate, which only add up to a Poisson process.
-
-    Raises:
-        Unsupported: a replay; classes whose arrivals cannot be drawn independently.
+    add up to the very arrivals that one generator would have sent.
     """
     count = load.generators
-    if load.trace:
-        raise Unsupported(f"a trace is replayed by one generator, got generators={count}", hint="leave generators out")
-    seeds = np.random.SeedSequence(load.seed).spawn(count + 1)
     part = replace(load, generators=1, max_in_flight=math.ceil(load.max_in_flight / count))
-    if load.mix:
-        mixes = [
-            tuple((name, _of_class(name, each, count, index, seeds[index])) for name, each in load.mix)
-            for index in range(count)
-        ]
-        return [(replace(part, mix=mix), _NO_OFFSETS) for mix in mixes]
     if load.kind == "closed":
-        return [(replace(part, concurrency=_clients(load, count, index)), _NO_OFFSETS) for index in range(count)]
+        clients = [load.concurrency // count + (index < load.concurrency % count) for index in range(count)]
+        return [(replace(part, concurrency=each), np.empty(0, np.int64)) for each in clients]
     offsets = schedule(load)
-    owner = np.random.Generator(np.random.PCG64(seeds[-1])).integers(0, count, len(offsets))
+    seed = np.random.SeedSequence(load.seed).spawn(1)[0]
+    owner = np.random.Generator(np.random.PCG64(seed)).integers(0, count, len(offsets))
     return [(replace(part, rate=load.rate / count), offsets[owner == index]) for index in range(count)]
-
-
-def _clients(load: Load, count: int, index: int) -> int:
-    return load.concurrency // count + (index < load.concurrency % count)
-
-
-def _of_class(name: str, load: Load, count: int, index: int, seed: np.random.SeedSequence) -> Load:
-    """One generator's part of a class of a mixed load."""
-    if load.kind == "closed":
-        if load.concurrency < count:
-            raise Unsupported(f"{count} generators cannot divide the {load.concurrency} clients of class '{name}'")
-        return replace(load, concurrency=_clients(load, count, index))
-    if load.distribution != "poisson":
-        raise Unsupported(
-            f"the {load.distribution} arrivals of class '{name}' cannot be divided among generators",
-            hint="give the class Poisson arrivals, or leave generators out",
-        )
-    own = np.random.SeedSequence([load.seed, *seed.generate_state(2)])
-    return replace(load, rate=load.rate / count, seed=int(own.generate_state(1)[0]))
 
 
 def merge(parts: Sequence[Samples]) -> Samples:
@@ -91,6 +57,7 @@ def merge(parts: Sequence[Samples]) -> Samples:
     response_at = np.concatenate([part.response_at for part in parts])
     by_time = np.argsort(response_at, kind="stable")
     texts, status = _statuses(parts)
+    class_of = np.concatenate([part.class_of for part in parts])
     return Samples(
         scheduled=scheduled[order],
         sent=np.concatenate([part.sent for part in parts])[order],
@@ -108,7 +75,7 @@ def merge(parts: Sequence[Samples]) -> Samples:
         },
         response_of=np.concatenate(responses)[by_time],
         response_at=response_at[by_time],
-        class_of=np.concatenate([part.class_of for part in parts])[order] if len(parts[0].class_of) else _NO_CLASSES,
+        class_of=class_of[order] if len(class_of) else class_of,
     )
 
 
