@@ -121,14 +121,16 @@ def update_side_by_side(chart: Chart, info: SideBySideInfo) -> None:
     empty.visible = not info.bars
 
 
-def _factors(info: SideBySideInfo) -> list[tuple[str, str]]:
-    return [(bar.way, bar.quantity) for bar in info.bars]
+def _factors(info: SideBySideInfo) -> list[Any]:
+    """Where the bars stand: by their ways, and within those by quantity where there are several."""
+    several = len({bar.quantity for bar in info.bars}) > 1
+    return [(bar.way, bar.quantity) if several else bar.way for bar in info.bars]
 
 
 def _bars(info: SideBySideInfo) -> Columns:
-    columns: Columns = {name: [] for name in ("at", "middle", "text", "colour", "quantity", "low", "high", "rounds")}
+    columns: Columns = {name: [] for name in ("middle", "text", "colour", "quantity", "low", "high", "rounds")}
+    columns["at"] = _factors(info)
     for bar in info.bars:
-        columns["at"].append((bar.way, bar.quantity))
         columns["middle"].append(bar.middle)
         columns["text"].append(f"{bar.middle:,.1f}" if bar.middle >= 10 else f"{bar.middle:,.2f}")
         columns["colour"].append(QUANTITY.get(bar.quantity, QUANTITY["mean"]))
