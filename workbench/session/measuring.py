@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -309,26 +310,30 @@ def sweep(
         title=title, kind=kind, resume=resume, remeasure=remeasure, content=content,
         keep_samples=keep_samples, measure=measure or MeasureOptions())  # fmt: skip
     session = server.session
+    given = {"inputs": inputs, "store": runs, "options": settings, "stop": stop, "executor": where}
     if not wait:
-        end = session.begin_sweep(model)
-        try:
-            job = SweepJob(
-                target, model, grid, loads, inputs=inputs, store=runs, options=settings, stop=stop, executor=where,
-                on_progress=_tell_all(session, on_progress), on_end=end,
-            )  # fmt: skip
-            session.watch(job)
-            return job.start()
-        except BaseException:
-            end()
-            raise
+        return _in_background(
+            session, model, partial(SweepJob, target, model, grid, loads, **given), _tell_all(session, on_progress)
+        )
     with contextlib.ExitStack() as stack:
         stack.callback(session.begin_sweep(model))
         stack.enter_context(session.measuring_window())
         hear = _tell_all(session, stack.enter_context(progress_bar(show_progress, f"sweep {model}")), on_progress)
-        return run_sweep(
-            target, model, grid, loads, inputs=inputs, store=runs, on_progress=hear, stop=stop, options=settings,
-            executor=where,
-        )  # fmt: skip
+        return run_sweep(target, model, grid, loads, on_progress=hear, **given)
+
+
+def _in_background(
+    session: SessionState, model: str, make: Callable[..., SweepJob], hear: Callable[[Progress], None]
+) -> SweepJob:
+    """Makes the job of a sweep and starts it."""
+    end = session.begin_sweep(model)
+    try:
+        job = make(on_progress=hear, on_end=end)
+        session.watch(job)
+        return job.start()
+    except BaseException:
+        end()
+        raise
 
 
 def _tell_all(session: SessionState, *listeners: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
