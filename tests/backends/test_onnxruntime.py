@@ -287,12 +287,6 @@ def test_parameters_that_cannot_be_read(values: dict[str, str], text: str) -> No
         session_options(parameters(**values))
 
 
-def test_accelerators_are_refused_by_name() -> None:
-    text = b"optimization { execution_accelerators { cpu_execution_accelerator { name: 'openvino' } } }"
-    with pytest.raises(InvalidRequest, match="unknown Execution Accelerator 'openvino' is requested"):
-        session_options(ConfigDocument.parse(text).message)
-
-
 def test_backends_by_name() -> None:
     assert create_backend("onnxruntime").name == "onnxruntime"
     with pytest.raises(InvalidRequest, match="unable to find backend library for backend 'nope'"):

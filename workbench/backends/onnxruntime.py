@@ -1,12 +1,15 @@
 """ONNX Runtime: one session an instance, as in Triton; requests concatenated along the batch dimension.
 
-Sessions release the GIL, so instances are threads. Defaults (threads, optimisation) are those of Triton's backend.
+Sessions release the GIL, so instances are threads. Defaults (threads, optimisation) are those of Triton's backend. The
+parameter ``WORKBENCH_SHARE_SESSION``, which real Triton does not read, lets a device's instances share one session: its
+weights are there once, and with ``intra_op_thread_count`` 1 it is the quickest form on a CPU.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,22 @@ from workbench.backends.base import InstanceSpec, LoadedModel, ModelContext, Mod
 from workbench.backends.batches import TensorInstance
 from workbench.backends.fit import check_fit
 from workbench.backends.model_files import model_file
-from workbench.backends.onnxruntime_config import own_thread_count, session_options, tensor_specs
+from workbench.backends.onnxruntime_config import own_thread_count, run_options, session_options, tensor_specs
+from workbench.backends.onnxruntime_providers import (
+    CPU,
+    CUDA,
+    RECORD_ASSIGNMENT,
+    Provider,
+    check_taken,
+    on_cpu_instead,
+    providers,
+)
+from workbench.backends.parameters import bool_parameter
 from workbench.errors import BackendError, InternalError, InvalidRequest
 
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)$", re.DOTALL)
 _ONNX_BFLOAT16 = 16
+SHARE_PARAMETER = "WORKBENCH_SHARE_SESSION"
 
 
 def _error_text(error: Exception) -> str:
@@ -41,8 +55,8 @@ def model_path(context: ModelContext) -> Path:
     return model_file(context, "model.onnx", inside="model.onnx")
 
 
-def open_session(context: ModelContext, providers: Sequence[Any] = ("CPUExecutionProvider",)) -> ort.InferenceSession:
-    """A session over the model file of a version.
+def open_session(context: ModelContext, wanted: Sequence[Provider] = ((CPU, {}),)) -> ort.InferenceSession:
+    """A session over the model file of a version, by the providers that are wanted.
 
     Raises:
         WorkbenchError: the file is missing or broken, a parameter is wrong.
@@ -55,7 +69,9 @@ def open_session(context: ModelContext, providers: Sequence[Any] = ("CPUExecutio
         except Exception as error:
             raise InternalError(_error_text(error), where=name) from error
     try:
-        return ort.InferenceSession(str(path), options, providers=list(providers))
+        if len(wanted) > 1:
+            options.add_session_config_entry(RECORD_ASSIGNMENT, "1")
+        return ort.InferenceSession(str(path), options, providers=list(wanted))
     except Exception as error:
         raise InternalError(_error_text(error), where=str(path)) from error
 
@@ -79,17 +95,6 @@ def run_once(model: bytes | Path, feeds: dict[str, NDArray[Any]]) -> list[NDArra
         raise InternalError(_error_text(error)) from error
 
 
-def _providers(spec: InstanceSpec) -> list[Any]:
-    if spec.kind == "KIND_GPU":
-        if "CUDAExecutionProvider" not in ort.get_available_providers():
-            raise InvalidRequest(
-                f"instance {spec.name} has kind KIND_GPU but this onnxruntime has no CUDA provider",
-                hint="install onnxruntime-gpu instead of onnxruntime, or set kind: KIND_CPU",
-            )
-        return [("CUDAExecutionProvider", {"device_id": spec.device_id}), "CPUExecutionProvider"]
-    return ["CPUExecutionProvider"]
-
-
 class OnnxRuntimeBackend:
     """Triton's ``onnxruntime``."""
 
@@ -98,7 +103,7 @@ class OnnxRuntimeBackend:
     @property
     def uses_gpus(self) -> bool:
         """Whether this build of ONNX Runtime can use GPUs."""
-        return "CUDAExecutionProvider" in ort.get_available_providers()
+        return CUDA in ort.get_available_providers()
 
     def describe(self, context: ModelContext) -> ModelDescription:
         """Inputs and outputs of the model file; batching is possible when every first dimension is variable (9.4)."""
@@ -122,22 +127,26 @@ class _OnnxModel:
 
     def __init__(self, context: ModelContext) -> None:
         self._context = context
+        self._shares = bool(bool_parameter(context.config, SHARE_PARAMETER))
+        self._shared: dict[tuple[str, int], ort.InferenceSession] = {}
+        self._lock = threading.Lock()
+        self.details = {"engine": f"onnxruntime {ort.__version__}"}
         model_path(context)
         session_options(context.config)
 
     def create_instance(self, spec: InstanceSpec) -> _OnnxInstance:
-        session = open_session(self._context, _providers(spec))
+        session = self._session(spec)
+        accelerators = self._context.config.optimization.execution_accelerators.gpu_execution_accelerator
+        if accelerators and spec.kind != "KIND_GPU":
+            names = ", ".join(each.name for each in accelerators)
+            self._warn(f"{spec.label} is on a CPU: gpu_execution_accelerator ({names}) does nothing there", spec)
         if "cpu-cores" in spec.host_policy.settings and not own_thread_count(self._context.config):
-            self._context.host.log(
-                "warning",
+            self._warn(
                 f"host policy '{spec.host_policy.name}' pins {spec.label}, but not the threads of onnxruntime: as in "
                 "real Triton it puts them on cores of its own choice unless the parameter intra_op_thread_count says "
                 "how many there are",
-                model=self._context.name,
-                instance=spec.label,
+                spec,
             )
-        if spec.kind == "KIND_GPU" and "CUDAExecutionProvider" not in session.get_providers():
-            raise InternalError(f"instance {spec.name}: onnxruntime could not use GPU {spec.device_id}")
         inputs = tensor_specs(session.get_inputs())
         overridable = tensor_specs(session.get_overridable_initializers())
         outputs = tensor_specs(session.get_outputs())
@@ -145,7 +154,27 @@ class _OnnxModel:
         return _OnnxInstance(self._context, session, (*inputs, *overridable), outputs)
 
     def close(self) -> None:
-        pass
+        self._shared.clear()
+
+    def _session(self, spec: InstanceSpec) -> ort.InferenceSession:
+        """A session of the instance's own, as in Triton; that of the device where instances share one."""
+        key = spec.kind, spec.device_id
+        with self._lock:
+            if key in self._shared:
+                return self._shared[key]
+            wanted = providers(self._context.config, spec)
+            session = open_session(self._context, wanted)
+            self.details["device"] = check_taken(session, wanted, spec)
+            stray, nodes = on_cpu_instead(session)
+            if stray:
+                first = wanted[0][0]
+                self._warn(f"{stray} of {nodes} nodes of '{self._context.name}' run on the CPU, not by {first}", spec)
+            if self._shares:
+                self._shared[key] = session
+            return session
+
+    def _warn(self, text: str, spec: InstanceSpec) -> None:
+        self._context.host.log("warning", text, model=self._context.name, instance=spec.label)
 
 
 class _OnnxInstance(TensorInstance):
@@ -160,6 +189,7 @@ class _OnnxInstance(TensorInstance):
         self._session: ort.InferenceSession | None = session
         self._outputs = self._form.outputs
         self._names = [spec.name for spec in self._outputs]
+        self._options = run_options(context.config)
         self._texts = frozenset(spec.name for spec in inputs if spec.datatype == "BYTES")
         self._any_text = any(spec.datatype == "BYTES" for spec in self._outputs)
         self._bf16 = any(spec.datatype == "BF16" for spec in (*inputs, *self._outputs))
@@ -175,7 +205,9 @@ class _OnnxInstance(TensorInstance):
         session = self._session
         assert session is not None
         try:
-            return self._run_bf16(session, prepared) if self._bf16 else session.run(self._names, prepared)
+            return (
+                self._run_bf16(session, prepared) if self._bf16 else session.run(self._names, prepared, self._options)
+            )
         except Exception as error:
             raise BackendError(_error_text(error)) from error
 
@@ -201,7 +233,7 @@ class _OnnxInstance(TensorInstance):
                 values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
             else:
                 values[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-        results = session.run_with_ort_values(self._names, values)
+        results = session.run_with_ort_values(self._names, values, self._options)
         return [
             _from_bf16(value) if spec.datatype == "BF16" else value.numpy()
             for value, spec in zip(results, self._outputs, strict=True)

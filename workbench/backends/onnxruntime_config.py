@@ -11,7 +11,7 @@ from typing import Any
 import onnxruntime as ort
 
 from workbench.backends.base import TensorSpec
-from workbench.backends.parameters import bool_parameter, int_parameter
+from workbench.backends.parameters import bool_parameter, int_parameter, text_parameter
 from workbench.errors import InvalidRequest
 
 _ORT_TYPES = {
@@ -92,10 +92,14 @@ def session_options(config: Any) -> ort.SessionOptions:
     for key in sorted(config.parameters):
         if key.startswith("session."):
             options.add_session_config_entry(key, config.parameters[key].string_value)
-    _refuse_accelerators(config)
     return options
 
 
-def _refuse_accelerators(config: Any) -> None:
-    for accelerator in config.optimization.execution_accelerators.cpu_execution_accelerator:
-        raise InvalidRequest(f"unknown Execution Accelerator '{accelerator.name}' is requested")
+def run_options(config: Any) -> ort.RunOptions | None:
+    """What a configuration says of each run: ``memory.enable_memory_arena_shrinkage`` (``cpu:0``, say); else None."""
+    value = text_parameter(config, "memory.enable_memory_arena_shrinkage")
+    if not value:
+        return None
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", value)
+    return options

@@ -155,6 +155,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
         "enable_mem_arena",
         "enable_mem_pattern",
         "memory.enable_memory_arena_shrinkage",
+        "WORKBENCH_SHARE_SESSION",
     ),
     "openvino": (
         "CPU_EXTENSION_PATH",
@@ -179,6 +180,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
         "WORKBENCH_RESTARTS",
     ),
     "pytorch": (
+        "DISABLE_CUDNN",
         "DISABLE_OPTIMIZED_EXECUTION",
         "INFERENCE_MODE",
         "ENABLE_NVFUSER",
@@ -189,6 +191,10 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
         "ENABLE_JIT_EXECUTOR",
         "ENABLE_JIT_PROFILING",
         "ENABLE_TENSOR_FUSER",
+        "NUM_THREADS",
+        "NUM_INTEROP_THREADS",
+        "TORCH_COMPILE_OPTIONAL_PARAMETERS",
+        "WORKBENCH_WARMUP_CALLS",
     ),
     "tensorflow": (
         "TF_NUM_INTRA_THREADS",
