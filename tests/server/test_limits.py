@@ -394,6 +394,7 @@ def test_every_limit_has_a_flag() -> None:
     ("flag", "text"),
     [
         ("--http-max-connections=0", "'0' is no number from 1 on"),
+        ("--http-answer-memory=0", "'0' is no number from 1 on"),
         ("--http-body-memory=many", "'many' is no number from 1 on"),
         ("--grpc-max-connections=-1", "'-1' is no number from 1 on"),
         ("--grpc-max-concurrent-streams=2147483648", "is no number from 1 to 2147483647"),

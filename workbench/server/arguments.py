@@ -238,6 +238,11 @@ def _limit_flags(group: Any) -> None:
         help=f"for all bodies from {LARGE >> 10} KiB on until they are answered; those for which there is none are not "
         f"read until there is; default {_LIMITS.memory}",
     )  # fmt: skip
+    group.add_argument(
+        "--http-answer-memory", type=count(1), default=_LIMITS.answers, metavar="BYTES",
+        help="for all answers that clients do not take; where they are more, who has taken nothing for the longest "
+        f"time is cut off; default {_LIMITS.answers}",
+    )  # fmt: skip
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

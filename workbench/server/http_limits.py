@@ -24,7 +24,9 @@ class HttpLimits:
     client is to take; ``linger_s``: how long the rest of a refused request is read and thrown away.
     ``connections``: at a time (see ``Listener``). ``memory``: what bodies from 64 KiB on may take together from their
     heads until they are answered; one for which there is no room is not read until there is. A larger one gets it
-    alone, and one that comes in chunks counts as the largest that is allowed until it is whole.
+    alone, and one that comes in chunks counts as the largest that is allowed until it is whole. ``answers``: what
+    answers that clients do not take may hold together; where they are more, who has taken nothing for the longest time
+    is cut off.
     """
 
     head_s: float = 30.0
@@ -32,3 +34,4 @@ class HttpLimits:
     linger_s: float = 2.0
     connections: int = MAX_CONNECTIONS
     memory: int = MEMORY
+    answers: int = MEMORY

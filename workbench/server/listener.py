@@ -207,9 +207,19 @@ class Listener(Generic[C]):
         if self._over_tls:
             self._tell_failed(self.loop.time())
         for connection in tuple(self.connections):
-            connection.sweep()
+            try:
+                connection.sweep()
+            except Exception as error:  # of this one: the others are looked after all the same
+                LOG.error("%s: a connection could not be looked after, and is closed", self.service, exc_info=error)
+                self._drop(connection)
         if self._sweeper is not None:
             self._sweeper = self.loop.call_later(self.sweep_s, self._sweep)
+
+    def _drop(self, connection: C) -> None:
+        if connection.transport is None:
+            self.connections.discard(connection)
+        else:
+            connection.transport.abort()
 
     async def close(self, timeout_s: float) -> bool:
         """Stops accepting, lets what is in flight finish for up to ``timeout_s``; False when some had to be cut."""

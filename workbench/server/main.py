@@ -250,6 +250,7 @@ def _server_options(args: argparse.Namespace, name: str) -> ServerOptions:
             pause_s=args.http_body_timeout_secs,
             connections=args.http_max_connections,
             memory=args.http_body_memory,
+            answers=args.http_answer_memory,
         ),
         exit_timeout_s=args.exit_timeout_secs,
         detached=args.detached,

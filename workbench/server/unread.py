@@ -37,6 +37,12 @@ class Unread(Generic[C]):
             return False
         return self._of[connection][0] > self.size // len(self._of)
 
+    def holders(self) -> list[C]:
+        """Whose clients have answers to take, those first that have taken nothing for the longest time; of those that
+        have waited equally long, who holds most.
+        """
+        return sorted(self._of, key=lambda connection: (self._of[connection][1], -self._of[connection][0]))
+
     def stuck(self, connection: C, now: float, seconds: float) -> bool:
         """Whether there is no room, and a connection's client has taken none of what it has for so long."""
         return self.refuses(connection) and now - self._of[connection][1] > seconds
