@@ -272,6 +272,18 @@ def test_a_legacy_binary_says_what_to_do(load: Callable[..., InferenceEngine]) -
     assert "save it as .ubj (model_type xgboost_ubj)" in str(error)
 
 
+def test_a_checkpoint_that_is_cut_short_does_not_take_the_server_with_it(
+    tmp_path: Path, load: Callable[..., InferenceEngine], trained: dict[str, Any]
+) -> None:
+    whole = tmp_path / "whole.tl"
+    treelite.sklearn.import_model(trained["forest"]).serialize(whole)
+    text = config(64, 10, model_type="treelite_checkpoint", output_class="true", predict_proba="true")
+    content = whole.read_bytes()
+    error = refused(load, text, "checkpoint.tl", content[: len(content) // 2])
+    assert "treelite cannot read checkpoint.tl" in str(error)
+    assert "write it anew" in str(error)
+
+
 def test_pickles_are_read_where_that_is_allowed_and_elsewhere(
     tmp_path: Path, load: Callable[..., InferenceEngine], trained: dict[str, Any]
 ) -> None:

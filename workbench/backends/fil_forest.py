@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from workbench.backends.fil_config import ENGINE_PARAMETER, PICKLE, PICKLE_PARAMETER, PICKLE_SETTING, FilSettings
 from workbench.errors import InvalidRequest, UnknownError, WorkbenchError
 
-UNPICKLE_LIMIT_S = 120.0
+LIMIT_S = 60.0
+"""How long a process may take that reads a file for the server."""
 _NATIVE = {"xgboost_json": "xgboost", "xgboost_ubj": "xgboost", "lightgbm": "lightgbm"}
 _HEAD = 16
 _CLASSIFIERS = (0, 2)
@@ -191,9 +192,45 @@ def _read_treelite(treelite: Any, path: Path, settings: FilSettings) -> Any:
             return frontend.load_lightgbm_model(path)
         if kind == PICKLE:
             return _unpickled(treelite, path, settings)
-        return treelite.Model.deserialize(path)
+        return _checkpoint(treelite, path)
     except treelite.TreeliteError as error:
         raise UnknownError(str(error), where=str(path), hint=_what_to_do(path, kind, str(error))) from error
+    except UnicodeDecodeError as error:  # the text of treelite's error quotes the file
+        raise UnknownError(
+            f"treelite cannot read {path.name}", where=str(path), hint=_what_to_do(path, kind, "") or "it is damaged"
+        ) from error
+
+
+def _checkpoint(treelite: Any, path: Path) -> Any:
+    if kind_of(path) == "treelite_checkpoint":  # what is none has an error of its own
+        why = _run("try_checkpoint.py", path)
+        if why and "version" not in why:
+            raise UnknownError(
+                f"treelite cannot read {path.name}: {why}",
+                where=str(path),
+                hint="it is damaged, or cut short: write it anew",
+            )
+    return treelite.Model.deserialize(path)
+
+
+def _run(script: str, *arguments: Path) -> str:
+    """Runs a script of ``fil_process``; why it failed, "" where it did not."""
+    command = [sys.executable, "-P", str(Path(__file__).parent / "fil_process" / script), *map(str, arguments)]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it took more than {LIMIT_S:g} s"
+    if not done.returncode:
+        return ""
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines and done.returncode > 0 else f"exit code {done.returncode}"
 
 
 def _what_to_do(path: Path, kind: str, text: str) -> str:
@@ -248,24 +285,12 @@ def _unpickled(treelite: Any, path: Path, settings: FilSettings) -> Any:
             f"--backend-config=fil,{PICKLE_SETTING}=true. Real Triton reads none: treelite.sklearn.import_model("
             'estimator).serialize("checkpoint.tl") makes a treelite_checkpoint of it',
         )
-    script = Path(__file__).parent / "fil_process" / "unpickle.py"
     with tempfile.TemporaryDirectory(prefix="workbench-fil-") as scratch:
         target = Path(scratch) / "checkpoint.tl"
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", str(script), str(path), str(target)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=UNPICKLE_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UnknownError(f"reading the pickle took more than {UNPICKLE_LIMIT_S:g} s", where=str(path)) from error
-        if done.returncode or not target.is_file():
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
+        why = _run("unpickle.py", path, target)
+        if why or not target.is_file():
             raise UnknownError(
-                f"the pickle could not be read: {lines[-1] if lines else f'exit code {done.returncode}'}",
+                f"the pickle could not be read: {why}",
                 where=str(path),
                 hint="trees of scikit-learn, XGBoost and LightGBM go; other estimators: workbench package (a model.py)",
             )
