@@ -174,10 +174,6 @@ class Engine:
         "y": ("HALF", (-1, -1), OUTPUT),
         "big": ("FLOAT", (-1,), OUTPUT),
     }
-        "x": ("FLOAT", (-1, -1), INPUT),
-        "y": ("HALF", (-1, -1), OUTPUT),
-        "big": ("FLOAT", (-1,), OUTPUT),
-    }
 
     def __init__(self, driver: Driver, outputs: tuple[str, ...] = ("y",)) -> None:
         self.driver = driver
