@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from workbench.backends.base import InstanceSpec, LoadedModel, ModelContext, ModelDescription
 from workbench.backends.batches import TensorInstance, configured_specs
 from workbench.backends.model_files import model_file
-from workbench.backends.tensorflow_config import ENGINE, Settings, init_ops, read_settings
+from workbench.backends.tensorflow_config import ENGINE, INSTALL, Settings, init_ops, read_settings
 from workbench.backends.tensorflow_signature import Signature, check_signature, complete_from_signature
 from workbench.config import DEFAULT_MAX_BATCH_SIZE
 from workbench.errors import InternalError, InvalidRequest, NotReady, WorkbenchError
@@ -121,8 +121,7 @@ def _open(context: ModelContext, settings: Settings, device_id: int | None) -> O
         what = f"{ENGINE} is {engine}, which" if settings.engine else "TensorFlow"
         raise InvalidRequest(
             f"unable to load model '{context.name}': {what} is not installed",
-            hint="pip install 'serving-workbench[tensorflow]' (1.3 GB), or 'serving-workbench[openvino]' (0.2 GB), "
-            "which runs most SavedModels",
+            hint=f"{INSTALL} (1.3 GB), or 'serving-workbench[openvino]' (0.2 GB), which runs most SavedModels",
         )
     if engine == "tensorflow":
         from workbench.backends.tensorflow_session import TensorFlowModel
@@ -136,6 +135,10 @@ def _open(context: ModelContext, settings: Settings, device_id: int | None) -> O
     from workbench.backends.tensorflow_light import OpenVinoSavedModel
 
     return OpenVinoSavedModel(context.name, path, settings)
+
+
+def _by_openvino(graph: OpenGraph) -> bool:
+    return graph.details["engine"].startswith("OpenVINO")
 
 
 class _TensorFlowModel:
@@ -178,19 +181,22 @@ class _TensorFlowModel:
         try:
             check_signature(context.config, graph.signature)
             graph.run_operations(self._operations)
-        except WorkbenchError:
+        except WorkbenchError as error:
             graph.close()
+            if _by_openvino(graph):
+                hint = f"this is how OpenVINO reads the SavedModel; TensorFlow goes by its signature: {INSTALL}"
+                raise type(error)(error.message, hint=hint) from error
             raise
         self._graphs.append(graph)
         if not self.details:
             self.details = graph.details
-            self._tell()
+            self._tell(graph)
         return graph
 
-    def _tell(self) -> None:
+    def _tell(self, graph: OpenGraph) -> None:
         context = self._context
         _log(context, "info", f"model '{context.name}' on " + ", ".join(f"{k} {v}" for k, v in self.details.items()))
-        if self.details["engine"].startswith("OpenVINO") and not self._settings.engine:
+        if _by_openvino(graph) and not self._settings.engine:
             text = (
                 f"TensorFlow is not installed: OpenVINO runs model '{context.name}'. Answers are TensorFlow's but for "
                 "rounding; times and memory are not"

@@ -19,6 +19,7 @@ from workbench.errors import InternalError, InvalidRequest
 
 GRAPHDEF, SAVEDMODEL = "tensorflow_graphdef", "tensorflow_savedmodel"
 ENGINE = "WORKBENCH_ENGINE"
+INSTALL = "pip install 'serving-workbench[tensorflow]'"
 
 DATATYPES = frozenset(
     (

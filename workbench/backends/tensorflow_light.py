@@ -24,11 +24,9 @@ from workbench.backends.openvino_model import (
     run_request,
     tensor_specs,
 )
-from workbench.backends.tensorflow_config import Settings
+from workbench.backends.tensorflow_config import INSTALL, Settings
 from workbench.backends.tensorflow_signature import Signature
 from workbench.errors import InvalidRequest
-
-INSTALL = "pip install 'serving-workbench[tensorflow]'"
 
 
 class OpenVinoSavedModel:
