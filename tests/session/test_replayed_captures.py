@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,36 @@ def test_a_capture_is_a_load_by_itself_also_in_the_kernel(kernel: wb.Engine) -> 
     assert point.failed == 0
     whole = [said(request) for _, request in capture.requests()]
     assert [said(request) for _, request in again.requests()][-20:] == whole
+
+
+@pytest.mark.full
+@pytest.mark.oracle
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_what_perf_analyzer_sends_comes_again(served: WorkbenchServer, oracle: Path, protocol: str) -> None:
+    address = (served.url if protocol == "http" else served.grpc_url).partition("://")[2]
+    how = ["--streaming", "--async"] if protocol == "grpc" else ["--sync"]
+    with served.capture("steps") as capture:
+        done = subprocess.run(
+            [
+                "timeout", "-s", "KILL", "60", str(oracle / "perf-analyzer"), "-m", "steps", "-i", protocol, "-u",
+                address, *how, "--concurrency-range", "2", "--sequence-length", "5", "--measurement-mode",
+                "count_windows", "--measurement-request-count", "50", "-s", "999", "-r", "10",
+            ],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    trace = capture.trace
+    assert len(trace) >= 100
+    assert not capture.notes
+    assert {request.front for _, request in capture.requests()} == {"http" if protocol == "http" else "stream"}
+    with served.capture("steps") as again:
+        point = served.profile("steps", wb.Load.replay(capture, 2.0, warmup_s=0))
+    assert point.failed == 0, point.errors
+    assert len(again) == len(capture)
+    assert np.bincount(again.trace.sequence_of).tolist() == np.bincount(trace.sequence_of).tolist()
+    values = [[request.inputs[0].data.tolist() for _, request in each.requests()] for each in (again, capture)]
+    assert sorted(values[0]) == sorted(values[1])
 
 
 @pytest.mark.full
