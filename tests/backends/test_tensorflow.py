@@ -142,8 +142,10 @@ def test_signatures_and_tags(tmp_path: Path) -> None:
 @_marked
 def test_threads_sessions_and_details(tmp_path: Path) -> None:
     text = "TF_NUM_INTRA_THREADS=1 TF_NUM_INTER_THREADS=2 TF_USE_PER_SESSION_THREADS=true MAX_SESSION_SHARE_COUNT=2"
-    directory = save(tmp_path / "m", config(parameters=text))
+    ignored = "optimization { execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }"
+    directory = save(tmp_path / "m", config(parameters=text, more=ignored))
     with Opened(ConformanceHost(), directory, 3) as opened:
+        assert any("GPU Execution Accelerator is not offered here" in line for line in opened.host.lines)
         details = opened.loaded.details  # type: ignore[attr-defined]
         assert details["engine"].startswith("TensorFlow 2.")
         assert details["threads"] == "1 in an operation, 2 operations at once"

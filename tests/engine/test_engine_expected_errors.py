@@ -24,7 +24,7 @@ UNSUPPORTED = "/expected_unsupported"
 ABSENT = "its configuration is not among the cases"
 
 NOT_COUNTED = {
-    "autofill_noplatform/openvino": "needs OpenVINO model files",
+    "autofill_noplatform/openvino": "needs OpenVINO model files: see tests/backends/test_openvino.py",
     "autofill_noplatform/pytorch": "needs TorchScript files",
     "autofill_noplatform/tensorrt": "needs TensorRT engines and a GPU",
     "custom_parameters/tensorrt": "needs TensorRT engines and a GPU",
@@ -35,7 +35,7 @@ NOT_COUNTED = {
 COUNTS = {
     "right": 84,
     ABSENT: 3,
-    "needs OpenVINO model files": 5,
+    "needs OpenVINO model files: see tests/backends/test_openvino.py": 5,
     "needs TorchScript files": 2,
     "needs TensorRT engines and a GPU": 16,
     "a command line, not a configuration": 2,

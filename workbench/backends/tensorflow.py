@@ -196,6 +196,12 @@ class _TensorFlowModel:
     def _tell(self, graph: OpenGraph) -> None:
         context = self._context
         _log(context, "info", f"model '{context.name}' on " + ", ".join(f"{k} {v}" for k, v in self.details.items()))
+        if context.config.optimization.execution_accelerators.gpu_execution_accelerator:
+            _log(
+                context,
+                "warning",
+                "GPU Execution Accelerator is not offered here and ignored; Triton ignores it on CPU",
+            )
         if _by_openvino(graph) and not self._settings.engine:
             text = (
                 f"TensorFlow is not installed: OpenVINO runs model '{context.name}'. Answers are TensorFlow's but for "
