@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from real_triton import real_triton
 
@@ -31,8 +32,8 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        directory = os.path.dirname(os.path.abspath(__file__))
-        self.book = open(os.path.join(directory, "book.jsonl"), "a", buffering=1)
+        path = os.path.join(args["model_repository"], "..", args["model_name"] + ".jsonl")
+        self.book = open(path, "a", buffering=1)
 
     def execute(self, requests):
         answers = []
@@ -101,7 +102,7 @@ def server(root: Path) -> Iterator[wb.session.remote.WorkbenchServer]:  # type: 
 @pytest.fixture
 def book(root: Path) -> Any:
     """What a model has got since the test began."""
-    paths = {model: root / model / "1" / "book.jsonl" for model in ("notes", "sums", "texts")}
+    paths = {model: root / f"{model}.jsonl" for model in ("notes", "sums", "texts")}
     before = {model: path.stat().st_size if path.exists() else 0 for model, path in paths.items()}
 
     def read(model: str) -> list[dict[str, Any]]:
@@ -209,6 +210,7 @@ def test_each_class_has_its_own_load_and_figures(server: Any, book: Any, tmp_pat
     with wb.runs(tmp_path).open(result.run_id) as run:
         assert Point.from_json(next(iter(run.points()))).to_json() == point.to_json()
         assert "urgent_p50_ms" in run.frame().columns
+        assert run.points()[0]["label"] == load.label
 
 
 def test_the_failures_of_a_class_are_its_own(server: Any) -> None:
@@ -306,6 +308,27 @@ def test_intervals_of_perf_analyzer_send_the_models_example_inputs(server: Any, 
     point = server.profile("notes", wb.Load.replay(path, warmup_s=0.0))
     assert (point.n, point.errors, point.classes) == (20, {}, {})
     assert {entry["x"][0] for entry in book("notes")} == {5}
+
+
+@pytest.mark.full
+def test_a_sweep_is_resumed_where_inputs_and_trace_are_the_same(server: Any, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("X\n1\n2\n")
+    replay = wb.Load.replay(recorded().save(tmp_path / "half.npz"), factor=2.0, warmup_s=0.0)
+    load = wb.Load.classes({"a": wb.Load.closed(1), "b": wb.Load.closed(1, inputs=str(rows))}, **SHORT)
+    about = {"load": [load, replay], "store": tmp_path / "runs", "show_progress": False}
+    frame = pd.DataFrame({"X": [4, 5]})
+    first = server.sweep("notes", {}, inputs=frame, **about)
+
+    def again(inputs: Any) -> list[bool]:
+        resumed = server.sweep("notes", {}, inputs=inputs, resume=first.run_id, **about)
+        return [one.started == two.started for one, two in zip(first, resumed, strict=True)]
+
+    assert again(frame) == [True, True]
+    assert again(pd.DataFrame({"X": [4, 6]})) == [False, False]
+    first = server.sweep("notes", {}, inputs=frame, **about)
+    rows.write_text("X\n1\n3\n")
+    assert again(frame) == [False, True]
 
 
 def test_a_load_is_said_once(server: Any) -> None:

@@ -24,11 +24,12 @@ HEADERS = (
 def point_row(point: Point) -> PointRow:
     """A measured point as charts and tables show it."""
     load = point.load
-    label = str(load.concurrency) if load.kind == "closed" else f"{load.rate:g}/s"
+    plain = load.kind != "mixed" and load.distribution in ("poisson", "constant")
+    label = load.label if not plain else str(load.concurrency) if load.kind == "closed" else f"{load.rate:g}/s"
     counts = point.batch_reasons or {"unknown": point.batch_rows}
     return PointRow(
         configuration=settings_label(point.settings),
-        load=label if load.batch_size == 1 else f"{label} × {load.batch_size}",
+        load=label if load.batch_size == 1 or not plain else f"{label} × {load.batch_size}",
         throughput=point.throughput,
         p50_ms=point.p50_ms,
         p90_ms=point.p90_ms,

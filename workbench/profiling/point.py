@@ -193,7 +193,7 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """In full, as a dictionary for JSON; nan becomes None."""
-        out = {**asdict(self), "load": self.load.to_json()}
+        out = {**asdict(self), "load": self.load.to_json(), "label": self.load.label}
         return {name: _jsonable(value) for name, value in out.items()}
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -31,6 +32,7 @@ from workbench.repository.example_inputs import (
     load_streams,
     take,
 )
+from workbench.repository.files import sha256_of
 
 Inputs = Any
 """What to send: one request's arrays by name, or several requests' in rotation, as they are sent, so with the batch
@@ -46,6 +48,27 @@ RANDOM_INPUTS = "the inputs are random numbers of small range"
 
 _MAX_BYTES = 64 * 2**20
 _MOST_BYTES = 512 * 2**20
+
+
+def identity(inputs: Inputs) -> Any:
+    """What tells inputs apart in the keys of points: hashes of files and tables, arrays as they are."""
+    if isinstance(inputs, str | Path):
+        with contextlib.suppress(OSError, ValueError):  # a text that is no path
+            path = Path(inputs).expanduser()
+            if path.is_dir():
+                files = sorted(each for each in path.rglob("*") if each.is_file())
+                return {str(each.relative_to(path)): sha256_of(each) for each in files}
+            if path.is_file():
+                return sha256_of(path)
+        return str(inputs)
+    if isinstance(inputs, Trace):
+        return hashlib.sha256(inputs.to_bytes()).hexdigest()
+    if is_table(inputs):
+        text = inputs.to_json(orient="split", default_handler=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+    if isinstance(inputs, Mapping):
+        return {str(name): identity(value) for name, value in inputs.items()}
+    return inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,10 +11,11 @@ import orjson
 from workbench.profiling.device import device_kind
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
-from workbench.profiling.requests import Inputs
+from workbench.profiling.requests import Inputs, identity
 from workbench.profiling.target import Target, directory_of, pid_of
+from workbench.profiling.trace_files import trace_of
 from workbench.records.runs import Run, point_key
-from workbench.repository.files import content_hash, example_inputs_hash, sha256_of
+from workbench.repository.files import content_hash, example_inputs_hash
 
 Configs = Mapping[str, Mapping[str, Any]]
 
@@ -65,7 +65,21 @@ class PointKeys:
         steps = {model: swept.get(model) or self._target.model_config(model) for model in self._steps()}
         streaming = load.streaming or bool((config.get("model_transaction_policy") or {}).get("decoupled"))
         sent = replace(load, streaming=streaming)  # a decoupled model is always measured so
-        return point_key(config=config, steps=steps, load=sent.to_json(), **self._about)
+        return point_key(config=config, steps=steps, load=sent.to_json(), **self._about, **self._elsewhere(load))
+
+    def _elsewhere(self, load: Load) -> dict[str, Any]:
+        """Files of inputs that a load's classes name, and the other models that they go to."""
+        found: dict[str, Any] = {}
+        files = [part.inputs for part in load.parts if part.inputs]
+        if files:
+            found["files"] = {path: identity(path) for path in files}
+        models = [part.model for part in load.parts]
+        if load.trace and not load.model:
+            models = [kind.model for kind in trace_of(load).classes]
+        others = sorted(set(models) - {"", self._model})
+        if others:
+            found["others"] = {each: [self._content_of(each), self._target.model_config(each)] for each in others}
+        return found
 
     def _steps(self) -> list[str]:
         if self._composing is None:
@@ -80,11 +94,8 @@ class PointKeys:
         return f"said to be {self._content}" if self._content else ""
 
     def _sent(self) -> Any:
-        if isinstance(self._inputs, str | Path):
-            path = Path(self._inputs).expanduser()
-            return sha256_of(path) if path.is_file() else str(path)
         if self._inputs is not None:
-            return self._inputs
+            return identity(self._inputs)
         directory = directory_of(self._target, self._model)
         return example_inputs_hash(directory) if directory is not None else ""
 

@@ -203,6 +203,8 @@ def _reading(point: Mapping[str, Any], figure: str) -> tuple[float, float, float
 
 
 def _label(point: Mapping[str, Any]) -> str:
+    if "label" in point:  # points that were stored before they had one are of plain loops
+        return str(point["label"])
     load = point["load"]
     rows = "" if load.get("batch_size", 1) == 1 else f" × {load['batch_size']} rows"
     if load.get("kind") == "open":
