@@ -109,6 +109,15 @@ def test_files_of_torch_in_other_forms(module: Any, repository: Path, tmp_path: 
         wb.build(exported, to="onnx", into=repository)
 
 
+def test_a_torchscript_model_of_a_repository_as_onnx(module: Any, repository: Path) -> None:
+    wb.build(module, to="torchscript", into=repository, name="scripted", example_inputs=EXAMPLES)
+    built = wb.build("scripted", to="onnx", repository=repository)
+    assert built.directory == repository / "scripted_onnx"
+    assert max(each.max_abs for each in built.drift) < 1e-5
+    assert built.renamed == {}
+    check_served(built, module, PLAIN)
+
+
 def test_a_module_as_a_package_of_compiled_code(module: Any, repository: Path) -> None:
     built = wb.build(module, to="aoti", into=repository, example_inputs=EXAMPLES)
     assert built.renamed["x"] == "x__0"

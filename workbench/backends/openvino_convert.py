@@ -43,12 +43,21 @@ def convert_onnx(onnx: Path, target: Path, *, half: bool = False) -> None:
 
 
 def openvino_runner(path: Path, precision: str) -> Callable[[Feed], Feed]:
-    """What answers requests in the file's place, on the CPU in this precision (``f32``, ``bf16``)."""
+    """What answers requests in the file's place, on the CPU in this precision (``f32``, ``bf16``).
+
+    It raises InvalidRequest where OpenVINO refuses a request.
+    """
     ov = _openvino()
     compiled = ov.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": precision})
 
     def run(feed: Feed) -> Feed:
-        results = compiled(feed)
+        try:
+            results = compiled(feed)
+        except (RuntimeError, TypeError) as error:
+            said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+            raise InvalidRequest(
+                f"converted, OpenVINO does not run it: {said:.500}", hint="serve the ONNX file by onnxruntime instead"
+            ) from error
         return {name: results[output] for output in compiled.outputs for name in output.get_names()}
 
     return run

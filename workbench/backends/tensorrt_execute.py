@@ -119,7 +119,9 @@ class EngineExecutor:
             moved = False
             for spec in self._description.inputs:
                 dtype = BY_WIRE[spec.datatype].numpy
-                array = np.ascontiguousarray(feeds[spec.name], dtype=dtype)
+                array = np.asarray(
+                    feeds[spec.name], dtype=dtype, order="C"
+                )  # ascontiguousarray makes a scalar a vector
                 held.append(array)
                 if spec.name in self._description.shape_tensors:
                     chosen.context.set_tensor_address(spec.name, array.ctypes.data)

@@ -137,7 +137,7 @@ def to_openvino(job: Job) -> Form:
             "computes in f32 by the parameter INFERENCE_PRECISION_HINT; real Triton's backend does not read it and "
             "leaves OpenVINO its default (bf16 on a CPU that has it)"
         )
-    if source.max_batch_size:
+    if source.max_batch_size > 1:
         parameters["WORKBENCH_DYNAMIC_BATCH"] = "YES"
         parameters["ENABLE_BATCH_PADDING"] = "YES"
         notes.append(

@@ -158,10 +158,12 @@ def _from_directory(directory: Path, examples: Any) -> Source:
     message = complete_backend(document.message, directory.name, [path.name for path in version.iterdir()])
     file = version / (message.default_model_filename or _FILES.get(message.backend, ""))
     if message.backend not in _FILES:
+        kind = f"is of backend '{message.backend}'" if message.backend else "is an ensemble"
         raise Unsupported(
-            f"model '{directory.name}' is of backend '{message.backend}': nothing can be built from it",
+            f"model '{directory.name}' {kind}: nothing can be built from it",
             where=str(directory),
-            hint="build from ONNX, TorchScript or torch.export; of a Python model, from its module: wb.build(module)",
+            hint="build from ONNX, TorchScript or torch.export; of a Python model, from its module "
+            "(wb.build); of an ensemble, from the models in it",
         )
     if message.backend == "pytorch" and not file.exists() and (version / "model.pt2").exists():
         file = version / "model.pt2"
