@@ -31,6 +31,7 @@ max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
 output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
+START = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }'
 EAGER = """
 import os
 import torch
@@ -134,6 +135,10 @@ def test_what_a_program_does_not_have(tmp_path: Path, make_engine: EngineFactory
         "inputs": (
             LINEAR + 'input { name: "w" data_type: TYPE_FP32 dims: 4 }',
             "configuration expects 2 inputs, model",
+        ),
+        "sequence": (
+            LINEAR + "sequence_batching { " + START + " }",
+            "sequence controls and states are for TorchScript",
         ),
         "outputs": (LINEAR.replace("OUTPUT__0", "OUTPUT__7"), "the program has no output 'OUTPUT__7'; it has RESULT"),
     }

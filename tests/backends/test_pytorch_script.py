@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from engine_fixtures import EngineFactory
 
 from workbench.backends.conformance.host import ConformanceHost, Opened
 from workbench.errors import WorkbenchError
+from workbench.protocol.tensors import InferenceRequest, Tensor
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -305,3 +308,46 @@ def test_files_that_are_no_torchscript(opened: Open, tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError) as caught:
         opened(None, io("x"))
     assert caught.value.hint == 'there is a model.py: set runtime: "model.py"'
+
+
+@pytest.mark.parametrize(
+    ("left_out", "text"),
+    [
+        ("input", "unable to load model 'm', configuration expects 0 inputs, model provides 1"),
+        ("output", "model configuration must contain at least one output, none were specified."),
+        ("both", "unable to load model 'm', configuration expects 0 inputs, model provides 1"),
+    ],
+)
+def test_torchscript_completes_nothing(tmp_path: Path, make_engine: EngineFactory, left_out: str, text: str) -> None:
+    """What a TorchScript file takes is not in it: the configuration is needed, and said so in Triton's words (9.5)."""
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    script(Same(), folder / "model.pt")
+    given = {"input": io().replace("input", "#"), "output": io("x", outputs=()), "both": "max_batch_size: 8\n"}
+    (folder.parent / "config.pbtxt").write_text(f'backend: "pytorch"\n{given[left_out]}')
+    engine = make_engine(tmp_path, control_mode="explicit")
+    with pytest.raises(WorkbenchError) as caught:
+        engine.load("m")
+    assert text in caught.value.message
+
+
+def test_it_serves_in_an_engine(tmp_path: Path, make_engine: EngineFactory) -> None:
+    """Loaded, asked by many at once, batched, loaded again with another file, unloaded."""
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    script(Same(), folder / "model.pt")
+    text = io("x") + "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
+    (folder.parent / "config.pbtxt").write_text(f'backend: "pytorch"\n{text}')
+    engine = make_engine(tmp_path, control_mode="explicit")
+    engine.load("m")
+
+    def ask(value: float) -> float:
+        request = InferenceRequest("m", [Tensor.from_numpy("x", row(value, 0, 0, 0))])
+        return float(engine.infer(request, 30).as_numpy("OUTPUT__0")[0, 0])
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(ask, range(64))) == list(range(64))
+    script(Writes(), folder / "model.pt")
+    engine.load("m")
+    assert ask(1) == 2
+    engine.unload("m")

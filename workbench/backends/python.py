@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workbench.backends._child import wire
-from workbench.backends.base import Instance, InstanceSpec, LoadedModel, ModelContext, ModelDescription, Traffic
+from workbench.backends.base import Instance, InstanceSpec, ModelContext, ModelDescription, Traffic
 from workbench.backends.python_child import Child, exit_text
 from workbench.backends.python_convert import NUMBERS
 from workbench.backends.python_environment import ENVIRONMENTS
@@ -67,7 +67,7 @@ class PythonBackend:
             keeper.close()
         return _parse(text, context) if text else None
 
-    def open(self, context: ModelContext) -> LoadedModel:
+    def open(self, context: ModelContext) -> PythonModel:
         """Opens a model version.
 
         Raises:
@@ -92,6 +92,7 @@ class PythonModel:
         self._places = places(context, shared)
         self._keeper: Keeper | None = None
         self.traffic = Traffic()
+        self.details: dict[str, str] = {}
         if self.execution == "process":
             setup = _setup(context, path, "run", shared)
             self._options = ProcessOptions(interpreter(context), setup, **limits(context))

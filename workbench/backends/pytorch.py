@@ -11,7 +11,7 @@ from pathlib import Path
 from workbench.backends.base import LoadedModel, ModelContext, ModelDescription
 from workbench.backends.model_files import model_file
 from workbench.backends.python import PythonBackend
-from workbench.backends.pytorch_archive import archive_kind, check_compiled, describe_export
+from workbench.backends.pytorch_archive import archive_kind, check_compiled, compiled_for, describe_export
 from workbench.errors import NotReady
 
 CHILD = Path(__file__).parent / "pytorch_process" / "model.py"
@@ -56,12 +56,11 @@ class PyTorchBackend:
         Raises:
             WorkbenchError: the file is missing or broken, or cannot run here; a parameter is wrong.
         """
-        in_process = PythonBackend(self.name, CHILD)
         if _python_runtime(context):
-            return in_process.open(context)
+            return _in_process(context, "model.py")
         path = _file(context)
         if path.suffix == ".py":
-            return in_process.open(context)
+            return _in_process(context, "model.py")
         kind = archive_kind(path)
         if kind == "script":
             from workbench.backends.pytorch_script import ScriptModel
@@ -69,12 +68,18 @@ class PyTorchBackend:
             return ScriptModel(context, path)
         if kind == "aoti":
             check_compiled(path, any(group.kind == group.KIND_GPU for group in context.config.instance_group))
-        else:
-            text = (
-                "a .pt2 of torch.export.save runs here; real Triton (26.03 and later) takes those of AOTInductor only"
-            )
-            context.host.log("info", f"'{context.name}': {text}", model=context.name)
-        return in_process.open(context)
+            built = compiled_for(path)
+            return _in_process(context, "AOTInductor", device=" ".join((built.device, *built.instructions)))
+        text = "a .pt2 of torch.export.save runs here; real Triton (26.03 and later) takes those of AOTInductor only"
+        context.host.log("info", f"'{context.name}': {text}", model=context.name)
+        return _in_process(context, "torch.export")
+
+
+def _in_process(context: ModelContext, form: str, **details: str) -> LoadedModel:
+    """A model of the Python-based backend."""
+    model = PythonBackend(PyTorchBackend.name, CHILD).open(context)
+    model.details = {"engine": "torch", "form": form, **details}
+    return model
 
 
 def _python_runtime(context: ModelContext) -> bool:

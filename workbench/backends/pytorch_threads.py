@@ -18,7 +18,7 @@ class ThreadCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wishes: dict[object, tuple[str, int]] = {}
-        self._default = torch.get_num_threads()
+        self._own = threading.local()
         self._inter_op = ""
         self.intra_op = 0
         """What is in force; 0: nobody has asked, torch decides."""
@@ -61,10 +61,15 @@ class ThreadCounts:
             return ""
 
     def apply(self) -> None:
-        """Puts the setting in force on the calling thread; torch keeps it for each thread."""
-        wanted = self.intra_op or self._default
-        if torch.get_num_threads() != wanted:
+        """Puts the setting in force on the calling thread (torch keeps it for each), or back what was before it."""
+        wanted, now = self.intra_op, torch.get_num_threads()
+        before = getattr(self._own, "before", 0)
+        if wanted and now != wanted:
+            self._own.before = before or now
             torch.set_num_threads(wanted)
+        elif not wanted and before:
+            self._own.before = 0
+            torch.set_num_threads(before)
 
 
 THREADS = ThreadCounts()

@@ -43,6 +43,12 @@ class TritonPythonModel:
         self._name = args["model_name"]
         self._config = json.loads(args["model_config"])
         self._batching = int(self._config.get("max_batch_size", 0)) > 0
+        sequence = self._config.get("sequence_batching") or {}
+        if sequence.get("control_input") or sequence.get("state"):
+            raise pb_utils.TritonModelException(
+                f"'{self._name}': sequence controls and states are for TorchScript on threads (a model.pt without "
+                "runtime); real Triton has none of them for this form either"
+            )
         self._set_threads()
         self._device = self._find_device(args["model_instance_kind"], args["model_instance_device_id"])
         path = self._find_file(Path(args["model_repository"], args["model_version"]))
