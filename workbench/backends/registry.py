@@ -107,7 +107,9 @@ def _made(name: str, load: Callable[[], Callable[[], Backend]], distribution: st
     try:
         backend = load()()
     except ImportError as error:
-        what = f"{whose} cannot be imported: {error}" if distribution else f"its framework cannot be imported: {error}"
+        what = f"{whose} cannot be imported: {error}"
+        if not distribution:
+            what = f"its framework cannot be imported: {error}; `workbench doctor` says what to install"
         raise _missing(name, what) from error
     except Exception as error:
         if not distribution:
