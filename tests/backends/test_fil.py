@@ -212,6 +212,18 @@ def test_categories(load: Callable[..., InferenceEngine]) -> None:
     np.testing.assert_allclose(ask(engine, "model", x), booster.inplace_predict(x, validate_features=False), rtol=1e-6)
 
 
+def test_one_against_all_is_answered_by_softmax_as_in_triton(load: Callable[..., InferenceEngine], digits: Any) -> None:
+    """LightGBM's own answer is a sigmoid for each class; the log says that the backend makes a softmax of it."""
+    x, y = digits
+    params = {"objective": "multiclassova", "num_class": 10, "verbose": -1, "num_leaves": 4, "num_threads": 1}
+    booster = lightgbm.train(params, lightgbm.Dataset(x, y), 2)
+    text = config(64, 10, model_type="lightgbm", output_class="true", predict_proba="true")
+    engine = load(text, "model.txt", booster.model_to_string().encode())
+    raw = np.exp(booster.predict(x[:20], raw_score=True))
+    np.testing.assert_allclose(ask(engine, "model", x[:20]), raw / raw.sum(axis=1, keepdims=True), rtol=1e-5)
+    assert any("answers softmax where the model has multiclass_ova" in event.text for event in engine.events.after())
+
+
 @pytest.fixture(scope="module")
 def small(cancer: Any) -> bytes:
     return bytes(xgboost.train({"max_depth": 2}, xgboost.DMatrix(*cancer), 1).save_raw("json"))
