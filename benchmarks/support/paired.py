@@ -32,14 +32,23 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def changed_row(name: str, values: list[float], *, goal_percent: float | None = None) -> dict[str, Any]:
-    """A row with the change in percent, its interval as the spread; met where it stays below the goal in size."""
+    """A row with the change in percent, its interval as the spread.
+
+    The goal is met where the whole interval lies within it, missed where the whole interval lies outside; between the
+    two it is not decided, and ``met`` is None: more pairs, or a quieter machine, would tell.
+    """
     value, low, high = (100 * (each - 1) for each in interval(values))
+    met = None
+    if goal_percent is not None and -goal_percent < low and high < goal_percent:
+        met = True
+    elif goal_percent is not None and (low >= goal_percent or high <= -goal_percent):
+        met = False
     return {
         "name": name,
         "value": round(value, 2),
         "unit": "% (median of pairs)",
         "goal": None if goal_percent is None else f"within {goal_percent:g} %",
-        "met": None if goal_percent is None else abs(value) < goal_percent,
+        "met": met,
         "n": len(values),
         "spread": {"low": round(low, 2), "high": round(high, 2)},
     }
