@@ -45,7 +45,7 @@ def test_an_engine_with_shapes_from_the_examples(repository: Path) -> None:
     assert "--minShapes=x:1x2x4 --optShapes=x:8x5x4 --maxShapes=x:8x5x4" in built.trtexec
     assert built.trtexec.startswith("trtexec --onnx=scorer.onnx --saveEngine=model.plan --useCudaGraph")
     message = ConfigDocument.parse((built.directory / "config.pbtxt").read_bytes()).message
-    assert (message.backend, message.platform) == ("tensorrt", "tensorrt_plan")
+    assert (message.backend, message.platform) == ("tensorrt", "")
     assert message.instance_group[0].kind == message.instance_group[0].KIND_GPU
     assert message.instance_group[0].count == 2
     assert message.optimization.cuda.graphs
@@ -134,3 +134,22 @@ def test_the_builder_is_stopped_and_an_error_of_the_caller_comes_out(repository:
     with pytest.raises(InvalidRequest, match="no shapes for 'x'"):
         build_engine(library, onnx, EngineWish([{}]))
     assert np.frombuffer(build_engine(library, onnx, wish).plan[:4], np.uint8).tobytes() == b"vtrt"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_minilm_as_an_engine_and_as_openvino(sample_repository: Path, tmp_path: Path) -> None:
+    """Real weights: half precision keeps the answers, and so does OpenVINO in f32."""
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    engine = wb.build(
+        "minilm", to="tensorrt", repository=sample_repository, into=tmp_path, options=wb.BuildOptions(fp16=True)
+    )
+    assert engine.size_bytes < 60e6
+    assert not engine.drift or engine.drift[0].relative < 0.005
+    converted = wb.build("minilm", to="openvino", repository=sample_repository, into=tmp_path)
+    assert converted.drift[0].relative < 1e-5
+    assert main(["lint", str(tmp_path)]) == 0
+    tokens = {name: np.ones((2, 16), np.int64) for name in ("input_ids", "attention_mask")}
+    with wb.Engine([sample_repository, tmp_path], models=["minilm", converted.name]) as both:
+        (one,), (other,) = (both.infer(name, tokens).values() for name in ("minilm", converted.name))
+        assert np.abs(one - other).max() < 1e-5

@@ -20,7 +20,8 @@ BACKENDS: dict[Target, str] = {
     "torchscript": "pytorch",
     "aoti": "pytorch",
 }
-PLATFORMS: dict[Target, str] = {"tensorrt": "tensorrt_plan", "torchscript": "pytorch_libtorch", "aoti": "torch_aoti"}
+PLATFORMS: dict[Target, str] = {"aoti": "torch_aoti"}
+"""Where the backend alone does not say which form it is."""
 FILES: dict[Target, str] = {
     "tensorrt": "model.plan",
     "onnx": "model.onnx",
