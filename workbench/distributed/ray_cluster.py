@@ -6,8 +6,8 @@ is measured. A node takes part where it offers the custom resource that stands f
 
     ray start --address=HEAD:6379 --resources='{"device": 1}'
 
-or, with ``resource="GPU"``, GPUs (Ray hides them from who asks for none). One worker holds all that its node offers for
-the whole sweep, so two sweeps wait for each other.
+or, with ``resource="GPU"``, GPUs (Ray hides them from who asks for none), or, with ``resource="CPU"``, processors. One
+worker holds all that its node offers for the whole sweep, so two sweeps wait for each other.
 """
 
 from __future__ import annotations
@@ -242,14 +242,15 @@ class RayExecutor:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         settings = self._settings
-        if settings.resource == "GPU":
-            options: dict[str, Any] = {"num_gpus": count}
+        options: dict[str, Any] = {"num_cpus": 0}
+        if settings.resource in ("CPU", "GPU"):
+            options[f"num_{settings.resource.lower()}s"] = count
         else:
-            options = {"resources": {settings.resource: count}}
+            options["resources"] = {settings.resource: count}
         if settings.runtime_env is not None:
             options["runtime_env"] = dict(settings.runtime_env)
         made = self._ray.remote(Worker).options(
-            num_cpus=0, max_concurrency=2, max_restarts=0,
+            max_concurrency=2, max_restarts=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False), **options,
         )  # fmt: skip
         return made.remote(self._serving, self._work, self._file, Surroundings.here(), node[:8])
