@@ -13,6 +13,7 @@ import pytest
 from engine_fixtures import EngineFactory
 
 from workbench.backends._child.torch_names import NamesError, indices, paths
+from workbench.engine.linting import lint
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, Tensor
 
@@ -97,6 +98,10 @@ def test_a_signature_completes_the_configuration(tmp_path: Path, make_engine: En
     folder = directory(tmp_path, "named", THREAD)
     (folder.parent / "config.pbtxt").write_text(THREAD)
     export(Named(), folder / "model.pt2", torch.ones(2, 4), torch.ones(2), scale=torch.ones(2, 4))
+    (folder.parent / "config.pbtxt").unlink()
+    (finding,) = [finding for file in lint(tmp_path, triton_release="26.04") for finding in file.findings]
+    assert finding.message == "no config.pbtxt: backend pytorch completes it when the model is loaded"
+    (folder.parent / "config.pbtxt").write_text(THREAD)
     engine = make_engine(tmp_path)
     config = engine.model_config("named")
     assert [(item.name, list(item.dims)) for item in config.input] == [("x", [4]), ("mask", [1]), ("scale", [4])]

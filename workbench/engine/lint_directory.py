@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from workbench.backends.fit import check_fit
+from workbench.backends.pytorch_archive import archive_kind
 from workbench.config import Edit, Fix
 from workbench.config.spelling import closest
 from workbench.engine.implicit_states import ImplicitStates
@@ -95,11 +96,20 @@ def _without_configuration(model: LintedModel) -> None:
     if backend == "python" and not completes_itself(model):
         text = "no config.pbtxt, and model.py has no auto_complete_config: the model has no inputs and outputs"
         model.tell(directory, "no-config", text, "error")
-    elif backend == "pytorch":
+    elif backend == "pytorch" and not _is_exported(model):
         text = "no config.pbtxt, and a PyTorch file does not tell its inputs and outputs: describe them in one"
         model.tell(directory, "no-config", text, "error")
     else:
         model.tell(directory, "no-config", f"no config.pbtxt: backend {backend} completes it when the model is loaded")
+
+
+def _is_exported(model: LintedModel) -> bool:
+    """Whether it is a program of torch.export, the only PyTorch file that tells its inputs and outputs."""
+    try:
+        files = [folder / model.config.default_model_filename for folder in model.source.versions.values()]
+        return bool(files) and all(archive_kind(file) == "export" for file in files)
+    except WorkbenchError:
+        return False
 
 
 # files
