@@ -34,7 +34,7 @@ EVERYTHING = """
 --output-shared-memory-size 4096 --sequence-length 12 --num-of-sequences 3 --sequence-length-variation 25 --priority 2
 --request-timeout-s 0.5 --random-seed 9 --request-parameter a:true:bool --request-parameter k:5:int
 --request-parameter t:x:y:string -p 700 --max-duration-s 3 --measurement-request-count 7 --warmup 0.2 --max-warmup-s 4
---stability three_windows --input-data x.csv
+--stability three_windows --input-data x.csv --generators 2
 """
 
 
@@ -44,7 +44,7 @@ def test_every_argument_sets_its_field() -> None:
         50, "bursty", burst_factor=8, burst_s=0.5, batch_size=4, streaming=True, shared_memory="system",
         output_bytes=4096, sequence_length=12, sequences=3, sequence_length_variation=0.25, priority=2, timeout_s=0.5,
         seed=9, parameters={"a": True, "k": 5, "t": "x:y"}, duration_s=0.7, max_duration_s=3, min_requests=7,
-        warmup_s=0.2, max_warmup_s=4,
+        warmup_s=0.2, max_warmup_s=4, generators=2,
     )  # fmt: skip
     assert rest["inputs"] == "x.csv"
     assert rest["measure"].stability == "three_windows"
