@@ -60,6 +60,10 @@ class Driver:
 
     def cuDevicePrimaryCtxRelease_v2(self, device: Any) -> int:
         self.contexts -= 1
+        if not self.contexts:  # the driver ends it, with all that is in it
+            self.memory.clear()
+            self.pinned.clear()
+            self.streams.clear()
         return 0
 
     def cuCtxPushCurrent_v2(self, context: Any) -> int:

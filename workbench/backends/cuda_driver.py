@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,25 +33,33 @@ class CudaLibrary:
         if not count.value:
             raise InternalError("the CUDA driver finds no device")
         self.devices: int = count.value
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
 
     @contextmanager
     def current(self, device: int) -> Iterator[None]:
         """The device's primary context, the one that the CUDA runtime of the frameworks uses, on this thread.
 
+        It is kept until this object is gone: when nobody holds it, the driver ends it with all memory in it.
+
         Raises:
             InternalError: there is no such device.
         """
-        number, context = ctypes.c_int(), ctypes.c_void_p()
-        self.call("cuDeviceGet", ctypes.byref(number), device)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+        self.call("cuCtxPushCurrent_v2", self._context(device))
         try:
-            self.call("cuCtxPushCurrent_v2", context)
-            try:
-                yield
-            finally:
-                self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+            yield
         finally:
-            self.call("cuDevicePrimaryCtxRelease_v2", number)
+            self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _context(self, device: int) -> ctypes.c_void_p:
+        with self._lock:
+            if device not in self._contexts:
+                number, context = ctypes.c_int(), ctypes.c_void_p()
+                self.call("cuDeviceGet", ctypes.byref(number), device)
+                self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+                self._contexts[device] = context
+                weakref.finalize(self, self._cuda.cuDevicePrimaryCtxRelease_v2, number).atexit = False
+            return self._contexts[device]
 
     def call(self, function: str, *args: Any) -> None:
         """Calls a function of the driver.
