@@ -50,6 +50,7 @@ def test_a_capture_lasts_as_long_as_its_with_and_is_saved_for_its_owner_alone(se
     assert file.stat().st_mode & 0o777 == 0o600
     trace = Trace.load(file)
     assert (trace.offsets_ns == capture.trace.offsets_ns).all()
+    assert 0.05 < trace.length_s < 60
     assert trace.source == f"capture of 'double' at {server.url or server.name}"
 
 
@@ -71,7 +72,7 @@ def test_it_says_what_is_not_in_it(server: Server) -> None:
         assert limit in capture.trace.notes
     with server.capture("double", for_s=0.2) as short:
         assert short.wait() is short
-    assert short.notes[0].startswith("it ended by itself after 0.2")
+    assert short.notes[0].startswith("it ended by itself after ")
     with pytest.raises(InvalidRequest, match="nothing was sent to 'double'"):
         short.trace  # noqa: B018
     with pytest.raises(NotFound, match="doubel"):
@@ -108,6 +109,11 @@ def test_the_command_captures_until_its_time_is_over_or_ctrl_c(
             ask(process)
             sleep(0.01)
 
+    def interrupt() -> None:
+        while not any(each.requests > 3 and not each.ended for each in process.control.captures()):
+            sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
     thread = threading.Thread(target=client)
     thread.start()
     try:
@@ -116,11 +122,12 @@ def test_the_command_captures_until_its_time_is_over_or_ctrl_c(
         shown = capsys.readouterr().out
         assert "Capture of 'double': " in shown
         assert "wb.Load.replay(" in shown
-        assert len(Trace.load(file)) > 3
+        assert len(Trace.load(file)) > 0
         assert file.stat().st_mode & 0o777 == 0o600
         assert main(["capture", "double", *name, "--for-s", "0.3", "--to", str(file)]) == 1  # there is one
         assert "is there already" in capsys.readouterr().err
-        threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+        interrupter = threading.Thread(target=interrupt, daemon=True)
+        interrupter.start()
         assert main(["capture", "double", "-u", process.url, "--to", str(file), "--overwrite", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["file"] == str(file)

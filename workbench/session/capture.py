@@ -170,8 +170,14 @@ class Capture:
                 streaming=[request.front in _STREAMS for _, request in found],
                 source=f"capture of '{self.model}' at {self._server.url or self._server.name}",
                 notes=self.notes,
+                length_ns=self._until() - found[0][0],
             )
         return self._trace
+
+    def _until(self) -> int:
+        """When the last moment was of which all is kept."""
+        status = self._status
+        return status.started + status.full_ns if status.full_ns and status.keep == "first" else status.ended
 
     @property
     def notes(self) -> tuple[str, ...]:
