@@ -11,6 +11,7 @@ import pytest
 from engine_fixtures import EngineFactory
 
 from workbench.backends import registry
+from workbench.backends.conformance import Kit, ModelCase, conformance_problems
 from workbench.backends.registry import backend_names, backend_places, create_backend
 from workbench.errors import InvalidRequest
 from workbench.protocol.tensors import InferenceRequest, Tensor
@@ -98,6 +99,25 @@ def test_another_distribution_adds_a_backend(tmp_path: Path, make_engine: Engine
     array = np.arange(8, dtype=np.float32).reshape(2, 4)
     response = engine.infer(InferenceRequest("m", [Tensor.from_numpy("x", array)]))
     assert response.outputs[0].data.tolist() == (array * 2).tolist()
+
+
+@pytest.mark.usefixtures("others")
+def test_it_passes_the_conformance_suite(tmp_path: Path) -> None:
+    """As its author would run it."""
+
+    def write(directory: Path) -> None:
+        (directory / "config.pbtxt").write_text(CONFIG)
+
+    doubled = ModelCase(
+        write,
+        inputs=lambda rng, rows: {"x": rng.standard_normal((rows, 4)).astype("float32")},
+        expected=lambda given: {"y": given["x"] * 2},
+    )
+    kit = Kit(
+        "doubler", model=doubled, datatypes={"FP32": doubled}, zero_rows=doubled, framework=("doubler_backend",),
+        dynamic="its shapes are fixed", scalar="it has none", failing="it never does",
+    )  # fmt: skip
+    assert conformance_problems(kit, tmp_path) == {}
 
 
 @pytest.mark.usefixtures("others")

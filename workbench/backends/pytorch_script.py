@@ -95,9 +95,7 @@ class ScriptModel:
                 "(torch.onnx.export), or torch.export with AOTInductor (.pt2, Triton 26.03 and later)",
             )
         if settings.nvfuser:
-            self._log(
-                "warning", "ENABLE_NVFUSER: this torch has no nvFuser any more, as that of real Triton since 23.04"
-            )
+            self._log("warning", "ENABLE_NVFUSER does nothing: this torch has no nvFuser any more")
         if settings.intra_op and (text := THREADS.add(self, context.name, settings.intra_op)):
             self._log("warning", text)
         if settings.inter_op and (text := THREADS.set_inter_op(context.name, settings.inter_op)):

@@ -31,7 +31,7 @@ class ThreadCounts:
         with self._lock:
             self._wishes[owner] = model, count
             first, self.intra_op = next(iter(self._wishes.values()))
-        if self.intra_op == count:
+        if self.intra_op == count or first == model:  # its old self goes, and with it what that asked for
             return ""
         return (
             f"INTRA_OP_THREAD_COUNT {count} of '{model}' is not heeded: torch has one setting for all models, and "

@@ -148,6 +148,11 @@ class TritonPythonModel:
                 'TORCH_COMPILE_OPTIONAL_PARAMETERS: {"disable": true} asks for this'
             )
             return model
+        if not options.get("disable"):
+            pb_utils.Logger.log_info(
+                f"torch.compile compiles '{self._name}' at its first call, which takes a while: a model_warmup has that "
+                "done before it is ready"
+            )
         return torch.compile(model, **options)
 
     def _find_file(self, folder: Path) -> Path:
