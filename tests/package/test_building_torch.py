@@ -14,7 +14,11 @@ from workbench.errors import InvalidRequest, Unsupported
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
 
 RNG = np.random.default_rng(5)
 EXAMPLES = [
