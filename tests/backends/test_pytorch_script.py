@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -328,6 +329,27 @@ def test_torchscript_completes_nothing(tmp_path: Path, make_engine: EngineFactor
     engine = make_engine(tmp_path, control_mode="explicit")
     with pytest.raises(WorkbenchError) as caught:
         engine.load("m")
+    assert text in caught.value.message
+
+
+CASES = Path(__file__).parents[2].parent / "shared" / "cases" / "expected_errors" / "autofill_noplatform" / "pytorch"
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="no reference material: ../shared is absent")
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("too_few_inputs", "unable to load model 'too_few_inputs', configuration expects 0 inputs, model provides 2"),
+        ("too_few_outputs", "model configuration must contain at least one output, none were specified"),
+    ],
+)
+def test_errors_that_triton_expects(tmp_path: Path, make_engine: EngineFactory, case: str, text: str) -> None:
+    shutil.copytree(CASES / case, tmp_path / case)
+    (tmp_path / case / "1").mkdir()
+    script(Difference(), tmp_path / case / "1" / "model.pt")
+    engine = make_engine(tmp_path, control_mode="explicit")
+    with pytest.raises(WorkbenchError) as caught:
+        engine.load(case)
     assert text in caught.value.message
 
 

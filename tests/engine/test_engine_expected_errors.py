@@ -25,7 +25,7 @@ ABSENT = "its configuration is not among the cases"
 
 NOT_COUNTED = {
     "autofill_noplatform/openvino": "needs OpenVINO model files: see tests/backends/test_openvino.py",
-    "autofill_noplatform/pytorch": "needs TorchScript files",
+    "autofill_noplatform/pytorch": "needs TorchScript files: see tests/backends/test_pytorch_script.py",
     "autofill_noplatform/tensorrt": "needs TensorRT engines and a GPU",
     "custom_parameters/tensorrt": "needs TensorRT engines and a GPU",
     "cli_messages": "a command line, not a configuration",
@@ -36,7 +36,7 @@ COUNTS = {
     "right": 84,
     ABSENT: 3,
     "needs OpenVINO model files: see tests/backends/test_openvino.py": 5,
-    "needs TorchScript files": 2,
+    "needs TorchScript files: see tests/backends/test_pytorch_script.py": 2,
     "needs TensorRT engines and a GPU": 16,
     "a command line, not a configuration": 2,
 }

@@ -150,8 +150,8 @@ class TritonPythonModel:
             return model
         if not options.get("disable"):
             pb_utils.Logger.log_info(
-                f"torch.compile compiles '{self._name}' at its first call, which takes a while: a model_warmup has that "
-                "done before it is ready"
+                f"torch.compile compiles '{self._name}' at its first call, which takes a while: a model_warmup has "
+                "that done before it is ready"
             )
         return torch.compile(model, **options)
 
