@@ -47,6 +47,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Three nodes with a device each: the same one, for they are one machine."""
     made = Cluster()
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     try:
         add_node(made, include_dashboard=False, resources={"device": 1, "single": 1})  # the head
         for _ in range(2):
@@ -55,6 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     finally:
         ray.shutdown()
         made.shutdown()
+        patch.undo()
 
 
 def add_node(cluster: Any, **options: Any) -> Any:
