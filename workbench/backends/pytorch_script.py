@@ -7,7 +7,6 @@ does not do: two calls before an instance is ready, because the profiling execut
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 from collections.abc import Sequence
@@ -184,23 +183,20 @@ class ScriptInstance(TensorInstance):
 
     def run(self, prepared: list[Any]) -> list[Any]:
         """Calls ``forward``; its results one after the other."""
-        settings = self._settings
-        settings.apply()
+        self._settings.apply()
         try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.inference_mode(settings.inference_mode))
-                stack.enter_context(torch.no_grad())
-                if self._stream is not None:
-                    stack.enter_context(torch.cuda.stream(self._stream))
-                    stack.enter_context(torch.backends.cudnn.flags(enabled=settings.cudnn))
-                results = self._module(*prepared)
-                if self._stream is not None:
-                    self._stream.synchronize()
-                    if settings.cache_cleaning:
-                        torch.cuda.empty_cache()
-                return _flat(results)
+            with torch.inference_mode() if self._settings.inference_mode else torch.no_grad():
+                return _flat(self._module(*prepared) if self._stream is None else self._run_on_gpu(prepared))
         except Exception as error:
             raise BackendError(f"PyTorch execute failure: {error}") from error
+
+    def _run_on_gpu(self, prepared: list[Any]) -> Any:
+        with torch.cuda.stream(self._stream), torch.backends.cudnn.flags(enabled=self._settings.cudnn):
+            results = self._module(*prepared)
+            self._stream.synchronize()
+            if self._settings.cache_cleaning:
+                torch.cuda.empty_cache()
+            return results
 
     def take(self, raw: list[Any]) -> Sequence[NDArray[Any]]:
         """The configured outputs as arrays.
