@@ -12,21 +12,30 @@ PICTURES = ("flower.jpg", "china.jpg")
 _MODEL = "image_preproc"
 
 
-def _make(_wheel: Path | None, folder: Path) -> Files:
-    try:
-        import sklearn.datasets
-    except ImportError as error:
-        raise missing("scikit-learn", _MODEL, extra="trees") from error
+def dali_pipeline(folder: Path) -> bytes:
+    """The serialized pipeline of the sample in ``folder``, from its ``1/dali.py``.
+
+    Raises:
+        SampleError: DALI is not installed, or refuses the pipeline.
+    """
     try:
         from nvidia import dali  # noqa: F401
 
         from workbench.backends.dali import autoserialized
     except ImportError as error:
-        raise missing("nvidia-dali-cuda120", _MODEL, extra="dali") from error
+        raise missing("nvidia-dali-cuda120", folder.name, extra="dali") from error
     try:
-        pipeline = autoserialized(folder / "1" / "dali.py")
+        return autoserialized(folder / "1" / "dali.py")
     except InvalidRequest as error:
-        raise SampleError(f"the pipeline cannot be serialized: {error.message}", where=_MODEL) from error
+        raise SampleError(f"the pipeline cannot be serialized: {error.message}", where=folder.name) from error
+
+
+def _make(_wheel: Path | None, folder: Path) -> Files:
+    try:
+        import sklearn.datasets
+    except ImportError as error:
+        raise missing("scikit-learn", _MODEL, extra="trees") from error
+    pipeline = dali_pipeline(folder)
     pictures = Path(sklearn.datasets.__file__).parent / "images"
     return {
         "1/model.dali": pipeline,

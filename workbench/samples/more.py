@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from workbench.samples.images import IMAGE_PREPROC
+from workbench.samples.reading import READING
 from workbench.samples.recipes import (
     APACHE,
     MINILM_NOTICE,
@@ -146,6 +147,7 @@ MORE: dict[str, Recipe] = {
         ),
         *FORESTS,
         IMAGE_PREPROC,
+        *READING,
         *TORCH_FORMS,
     )
 }
