@@ -151,6 +151,63 @@ def minilm(weights: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
     return graph.model(ids, [output], "all-MiniLM-L6-v2: BERT, mean pooling, unit length")
 
 
+def late_interaction(weights: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+    """How well documents answer queries, by MaxSim over the token embeddings of all-MiniLM-L6-v2.
+
+    query_ids, query_mask int64 [b, q], document_ids, document_mask int64 [b, d] -> score fp32 [b, 1]: for each of the
+    query's tokens its greatest cosine similarity with a token of the document, and the mean of these over the query's
+    tokens. A mask of 0 is padding and changes no score beyond rounding. q and d are dynamic, each up to 512. A query or
+    a document without tokens has the score 0.
+
+    Source of MaxSim: Khattab and Zaharia, ColBERT (2020), which sums where this takes the mean. Query and document go
+    through the network side by side, neither sees the other: it is one pass, and the weights are in the file once.
+    """
+    graph = _Graph("all-MiniLM-L6-v2-maxsim")
+    add, constant = graph.add, graph.constant
+    parts = ("query", "document")
+    x = _embeddings(graph, weights, [f"{part}_ids" for part in parts])
+    masks = [add("Cast", [f"{part}_mask"], f"{part}/mask", to=TensorProto.FLOAT) for part in parts]
+    keys = add("Unsqueeze", [add("Concat", masks, "mask", axis=1), graph.axes(1, 2)], "mask/keys")
+    lengths = [add("Shape", [f"{part}_ids"], f"{part}/length", start=1, end=2) for part in parts]
+    sides = [
+        add("ConstantOfShape", [length], f"{part}/side", value=numpy_helper.from_array(np.array([side], np.float32)))
+        for side, (part, length) in enumerate(zip(parts, lengths, strict=True))
+    ]
+    side = add("Concat", sides, "side", axis=0)
+    across = [add("Unsqueeze", [side, graph.axes(axis)], f"side/{axis}") for axis in (0, 1)]
+    same = add("Cast", [add("Equal", across, "side/equal")], "side/same", to=TensorProto.FLOAT)
+    inverted = add("Sub", [constant("one", 1.0), add("Mul", [same, keys], "mask/seen")], "mask/off")
+    bias = add("Mul", [inverted, constant("lowest", np.finfo(np.float32).min)], "mask/bias")
+    for layer in range(_LAYERS):
+        x = _transformer_layer(graph, weights, x, bias, layer)
+    length = add("ReduceL2", [x], "norm/length", axes=[2], keepdims=1)
+    unit = add("Div", [x, add("Max", [length, constant("tiny_norm", 1e-12)], "norm/safe")], "tokens")
+    graph.nodes.append(
+        helper.make_node(
+            "Split", [unit, add("Concat", lengths, "lengths", axis=0)], ["query/tokens", "document/tokens"], axis=1
+        )
+    )
+    columns = add("Transpose", ["document/tokens"], "document/columns", perm=[0, 2, 1])
+    similarity = add("MatMul", ["query/tokens", columns], "similarity")
+    # A cosine is at least -1: padding of the document is never the nearest, unless there is nothing else.
+    padding = add("Sub", [masks[1], constant("one", 1.0)], "document/padding")
+    far = add("Mul", [padding, constant("farther", 4.0)], "document/far")
+    apart = add("Add", [similarity, add("Unsqueeze", [far, graph.axes(1)], "document/apart")], "similarity/masked")
+    nearest = add("ReduceMax", [apart], "nearest", axes=[2], keepdims=0)
+    total = add("ReduceSum", [add("Mul", [nearest, masks[0]], "nearest/masked"), graph.axes(1)], "total", keepdims=1)
+    tokens = add("ReduceSum", [masks[0], graph.axes(1)], "query/count", keepdims=1)
+    mean = add("Div", [total, add("Max", [tokens, constant("one", 1.0)], "query/safe")], "mean")
+    some = add("Sign", [add("ReduceSum", [masks[1], graph.axes(1)], "document/count", keepdims=1)], "document/some")
+    add("Mul", [mean, some], "score")
+    inputs = [
+        helper.make_tensor_value_info(f"{part}_{what}", TensorProto.INT64, ["batch", f"{part}_tokens"])
+        for part in parts
+        for what in ("ids", "mask")
+    ]
+    output = helper.make_tensor_value_info("score", TensorProto.FLOAT, ["batch", 1])
+    return graph.model(inputs, [output], "all-MiniLM-L6-v2: BERT, late interaction (MaxSim)")
+
+
 def index_vectors(known: NDArray[Any], size: int = INDEX_SIZE, seed: int = INDEX_SEED) -> NDArray[Any]:
     """Vectors to search in, fp32 [width, size], one a column: the rows of ``known`` first, the rest from a seed.
 
@@ -193,14 +250,24 @@ def _layer_norm(graph: _Graph, weights: Mapping[str, NDArray[Any]], x: str, key:
     return graph.add("LayerNormalization", [x, scale, shift], output, axis=-1, epsilon=_LAYER_NORM_EPSILON)
 
 
-def _embeddings(graph: _Graph, weights: Mapping[str, NDArray[Any]]) -> str:
+def _embeddings(graph: _Graph, weights: Mapping[str, NDArray[Any]], parts: Sequence[str] = ("input_ids",)) -> str:
+    """Tokens and their positions; several parts come one after the other, and each begins at position 0."""
     add, constant = graph.add, graph.constant
-    words = add("Gather", [constant("words", weights["embeddings.word_embeddings.weight"]), "input_ids"], "embed/words")
+
+    def joined(names: Sequence[str], axis: int, output: str) -> str:
+        return names[0] if len(names) == 1 else add("Concat", names, output, axis=axis)
+
+    ids = joined(parts, 1, "ids")
+    words = add("Gather", [constant("words", weights["embeddings.word_embeddings.weight"]), ids], "embed/words")
     # All tokens are of type 0: its row is added to the positions here rather than at every call.
     table = weights["embeddings.position_embeddings.weight"] + weights["embeddings.token_type_embeddings.weight"][0]
-    shape = add("Shape", ["input_ids"], "embed/shape", start=1, end=2)
-    start, axis = graph.constant("zero", [0], np.int64), graph.constant("zero", [0], np.int64)
-    positions = add("Slice", [constant("positions", table), start, shape, axis], "embed/positions")
+    places = []
+    for part in parts:
+        of = f"embed/{part}/" if len(parts) > 1 else "embed/"
+        shape = add("Shape", [part], f"{of}shape", start=1, end=2)
+        zero = constant("zero", [0], np.int64)
+        places.append(add("Slice", [constant("positions", table), zero, shape, zero], f"{of}positions"))
+    positions = joined(places, 0, "embed/positions")
     return _layer_norm(graph, weights, add("Add", [words, positions], "embed/sum"), "embeddings.LayerNorm", "embed")
 
 

@@ -24,6 +24,7 @@ from workbench.samples.recipes import (
     minilm_onnx,
     missing,
 )
+from workbench.samples.search_system import SEARCH_SYSTEM
 from workbench.samples.torch_forms import TORCH_FORMS
 from workbench.samples.trees import FORESTS
 from workbench.samples.wheels import Wheel
@@ -149,6 +150,7 @@ MORE: dict[str, Recipe] = {
         IMAGE_PREPROC,
         *READING,
         *TORCH_FORMS,
+        *SEARCH_SYSTEM,
     )
 }
 """The samples that are built on request, by name."""

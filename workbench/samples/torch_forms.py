@@ -216,6 +216,7 @@ def _recipe(model: str, summary: str, file: str, write: Callable[[Any, Any], byt
 
 TORCH_FORMS = (
     _recipe("minilm_ts", "as TorchScript", "1/model.pt", _script),
+    _recipe("qry_embedding_ts", "as TorchScript, for queries", "1/model.pt", _script),
     _recipe("minilm_pt2", "as a program of torch.export", "1/model.pt2", _exported),
     _recipe("minilm_aoti", "compiled by AOTInductor", "1/model.pt2", _compiled),
     Recipe(
@@ -230,4 +231,4 @@ TORCH_FORMS = (
         extra="torch",
     ),
 )
-"""MiniLM in three forms, and a sequence model."""
+"""MiniLM in three forms, one of them also for queries, and a sequence model."""
