@@ -31,6 +31,7 @@ VERBS: tuple[str, ...] = (
     "compare",
     "timeline",
     "capture",
+    "embed",
     "runs",
     "export",
 )
@@ -51,6 +52,7 @@ _SUMMARIES = {
     "compare": "models side by side: speed, memory, loading, how far their answers are apart",
     "timeline": "who waited for whom on a running server; a trace for Perfetto",
     "capture": "take down what clients send to a model, to send it again as load",
+    "embed": "embed a table's texts through a running server, in batches that give way to queries",
     "runs": "list, show, compare, merge, annotate, export, share, delete stored runs",
     "export": "write the tuned repository for production",
 }
