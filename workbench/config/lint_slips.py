@@ -9,6 +9,8 @@ from workbench.config.schema import types
 from workbench.config.surroundings import enclosing
 from workbench.config.tokens import Positions, SyntaxFault
 
+_STRING_OR_COMMENT = re.compile(rb"""#|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""")
+
 Explained = tuple[str, str, Fix | None]
 """A rule, what is added to the parser's text, and a fix."""
 
@@ -48,12 +50,23 @@ def _separator(data: bytes, fault: SyntaxFault, text: str) -> Explained | None:
     if fault.message.startswith('Expected ":", found '):
         if text == "=":
             return "missing-separator", "(a colon, not =)", Fix("Write a colon", (), ((fault.start, fault.end, b":"),))
-        end = len(data[: fault.start].rstrip())
+        end = _end_before(data, fault.start)
         return "missing-separator", "(a colon goes before the value)", Fix("Add a colon", (), ((end, end, b":"),))
     if fault.message.startswith('Expected ",", found ') and text and text not in "}>":
-        end = len(data[: fault.start].rstrip())
+        end = _end_before(data, fault.start)
         return "missing-separator", "(a comma goes between the items)", Fix("Add a comma", (), ((end, end, b","),))
     return None
+
+
+def _end_before(data: bytes, place: int) -> int:
+    """Where what stands before a place ends: blanks and comments are not counted."""
+    while True:
+        end = len(data[:place].rstrip())
+        start = data.rfind(b"\n", 0, end) + 1
+        comment = next((m.start() for m in _STRING_OR_COMMENT.finditer(data[start:end]) if m.group() == b"#"), -1)
+        if comment < 0:
+            return end
+        place = start + comment
 
 
 def _list(data: bytes, fault: SyntaxFault, text: str) -> Explained | None:

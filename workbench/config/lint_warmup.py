@@ -11,7 +11,7 @@ from typing import Any
 from workbench.config.findings import Fix
 from workbench.config.lint_checker import Checker
 from workbench.config.path import Edit
-from workbench.config.schema import pb
+from workbench.config.schema import enum_name, pb
 from workbench.config.spelling import closest
 from workbench.config.syntax import MessageNode, ScalarNode, elements, map_key
 
@@ -118,10 +118,10 @@ _FILLED = {"zero_data": "zeros", "random_data": "random"}
 
 
 def _against(check: Checker, path: str, key: str, item: Any, spec: Any) -> None:
-    names = pb().DataType
-    if spec.data_type and item.data_type != spec.data_type:
-        name = names.Name(spec.data_type)
-        text = f"the sample's input '{key}' is {names.Name(item.data_type)}, the model's is {name}"
+    name = enum_name(pb().DataType, spec.data_type)
+    if spec.data_type and name and item.data_type != spec.data_type:
+        own = enum_name(pb().DataType, item.data_type) or item.data_type
+        text = f"the sample's input '{key}' is {own}, the model's is {name}"
         fix = Fix(f"Set data_type to {name}", (Edit(f"{path}.data_type", "set", name),))
         check.say("warmup-shape", f"{path}.data_type", text, fix)
     dims, wanted = list(item.dims), list(spec.dims)

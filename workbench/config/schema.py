@@ -152,6 +152,15 @@ def pb() -> Any:
     return model_config_pb2
 
 
+def enum_name(kind: Any, number: int) -> str:
+    """The name of an enum's value, such as ``TYPE_FP32`` of ``pb().DataType``; "" for a number that has none.
+
+    As in C++, and so in Triton's texts: proto3's enums are open, a file may have any number.
+    """
+    value = kind.DESCRIPTOR.values_by_number.get(number)
+    return "" if value is None else str(value.name)
+
+
 @cache
 def types() -> dict[str, MessageType]:
     """Every message type that a ModelConfig can hold, by full name."""

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from workbench.config.problem import Problem
-from workbench.config.schema import Message, pb
+from workbench.config.schema import Message, enum_name, pb
 
 WILDCARD = -1
 """A dimension of any size."""
@@ -105,7 +105,7 @@ def _batch_inputs(message: Message) -> Iterator[Problem]:
     for index, batch in enumerate(message.batch_input):
         place = f"batch_input[{index}]"
         if len(batch.source_input) != 1:
-            kind = pb().BatchInput.Kind.Name(batch.kind)
+            kind = enum_name(pb().BatchInput.Kind, batch.kind)
             yield Problem(place, f"batch input kind '{kind}' expects 1 source input, got {len(batch.source_input)}")
         if batch.data_type not in (pb().TYPE_INT32, pb().TYPE_FP32):
             yield Problem(f"{place}.data_type", "batch input data type must be TYPE_INT32 or TYPE_FP32")
@@ -125,7 +125,7 @@ def _batch_outputs(message: Message) -> Iterator[Problem]:
     for index, batch in enumerate(message.batch_output):
         place = f"batch_output[{index}]"
         if len(batch.source_input) != 1:
-            kind = pb().BatchOutput.Kind.Name(batch.kind)
+            kind = enum_name(pb().BatchOutput.Kind, batch.kind)
             yield Problem(place, f"batch output kind '{kind}' expects 1 source input, got {len(batch.source_input)}")
         yield from _sources(batch, inputs, place)
         for inner, target in enumerate(batch.target_name):

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.config.normalization import backend_of_platform
 from workbench.config.problem import Problem
-from workbench.config.schema import Message, pb
+from workbench.config.schema import Message, enum_name, pb
 from workbench.config.validate_ensemble import ensemble_problems
 from workbench.config.validate_io import io_problems
 from workbench.errors import Code, ConfigError
@@ -226,7 +226,7 @@ def _boolean_control(control: Any, place: str, kind: str, name: str) -> Iterator
 def _corrid(control: Any, place: str, kind: str, name: str) -> Iterator[Problem]:
     if any(len(getattr(control, each)) for each in _FALSE_TRUE):
         yield Problem(place, f"sequence batching must not specify either {_EITHER} for {kind} for {name}")
-    elif pb().DataType.Name(control.data_type) not in _CORRID_TYPES:
+    elif enum_name(pb().DataType, control.data_type) not in _CORRID_TYPES:
         allowed = ", ".join(_CORRID_TYPES[:-1]) + " and " + _CORRID_TYPES[-1]
         text = f"unexpected data type for control {kind} for {name}. Allowed data types are {allowed}"
         yield Problem(f"{place}.data_type", text)
@@ -286,7 +286,7 @@ def instance_group_problems(
     for index, group in enumerate(message.instance_group):
         place = f"instance_group[{index}]"
         intro = f"instance group {group.name} of model {message.name}"
-        kind = pb().ModelInstanceGroup.Kind.Name(group.kind) if 0 <= group.kind <= 3 else ""
+        kind = enum_name(pb().ModelInstanceGroup.Kind, group.kind)
         if kind in ("KIND_CPU", "KIND_MODEL"):
             if group.gpus:
                 yield Problem(f"{place}.gpus", f"{intro} has kind {kind} but specifies one or more GPUs")
