@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -35,6 +34,7 @@ from workbench.backends.onnxruntime_providers import (
 )
 from workbench.backends.parameters import bool_parameter
 from workbench.errors import BackendError, InternalError, InvalidRequest
+from workbench.protocol.datatypes import BFLOAT16
 
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)$", re.DOTALL)
 _ONNX_BFLOAT16 = 16
@@ -228,7 +228,7 @@ class _OnnxInstance(TensorInstance):
         """numpy has no bfloat16 that ONNX Runtime knows, so values go in and out as their 16 bits."""
         values = {}
         for name, array in feeds.items():
-            if array.dtype == ml_dtypes.bfloat16:
+            if array.dtype == BFLOAT16:
                 bits = np.ascontiguousarray(array).view(np.uint16)
                 values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
             else:
@@ -264,7 +264,7 @@ def _from_bf16(value: Any) -> NDArray[Any]:
     shape = tuple(value.shape())
     count = int(np.prod(shape, dtype=np.int64))
     if not count:
-        return np.empty(shape, ml_dtypes.bfloat16)
+        return np.empty(shape, BFLOAT16)
     bits = np.ctypeslib.as_array((ctypes.c_uint16 * count).from_address(value.data_ptr()))
-    values: NDArray[Any] = bits.copy().view(ml_dtypes.bfloat16).reshape(shape)
+    values: NDArray[Any] = bits.copy().view(BFLOAT16).reshape(shape)
     return values

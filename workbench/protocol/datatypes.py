@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
 from workbench.errors import InvalidRequest
+
+try:
+    import ml_dtypes
+
+    BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+except ImportError:  # an engine that was copied to a machine without it: BF16 passes through as two bytes
+    BFLOAT16 = np.dtype("V2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ DATATYPES: tuple[Datatype, ...] = (
     _row("FP32", "TYPE_FP32", np.float32),
     _row("FP64", "TYPE_FP64", np.float64),
     _row("BYTES", "TYPE_STRING", np.object_),
-    _row("BF16", "TYPE_BF16", ml_dtypes.bfloat16),
+    _row("BF16", "TYPE_BF16", BFLOAT16),
 )
 
 BY_WIRE: dict[str, Datatype] = {row.wire: row for row in DATATYPES}

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import InvalidRequest
-from workbench.protocol import json_data as js
 from workbench.protocol.binary import Buffer, from_buffer, to_buffer
 from workbench.protocol.tensors import InferenceRequest, RequestedOutput, Tensor
 
@@ -97,6 +96,8 @@ def unpack(model: str, head: Head, id: str, data: Sequence[Buffer]) -> Inference
 
 def encode_packed(model: str, requests: Sequence[PackedRequest]) -> tuple[bytes, list[bytes]]:
     """Requests as one piece: its JSON and the buffers behind it."""
+    from workbench.protocol import json_data as js
+
     numbers: dict[Head, int] = {}
     codes = np.fromiter(
         (numbers.setdefault(head, len(numbers)) for _, head, *_ in requests), dtype="<i4", count=len(requests)
@@ -122,6 +123,8 @@ def decode_packed(header: Buffer, body: Buffer) -> list[tuple[int, InferenceRequ
     Raises:
         InvalidRequest: header and buffers do not fit each other, or are of another version.
     """
+    from workbench.protocol import json_data as js
+
     described = js.loads(header)
     try:
         if described["version"] != VERSION:

@@ -16,7 +16,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from workbench.clock import monotonic_ns, sleep
@@ -350,6 +349,8 @@ def encode_columns(columns: RecordColumns) -> tuple[bytes, list[bytes]]:
 
     Numbers are int64; strings are int32 codes into a list of distinct values that the header carries.
     """
+    import orjson
+
     buffers: list[bytes] = []
     header: dict[str, Any] = {"last_seq": columns.last_seq, "lost": columns.lost}
     for table_name, table in (("requests", columns.requests), ("batches", columns.batches)):
@@ -385,6 +386,8 @@ def decode_columns(header: bytes, body: bytes | memoryview | Sequence[bytes]) ->
     Raises:
         InvalidRequest: the header and the buffers do not fit each other.
     """
+    import orjson
+
     joined = memoryview(body if isinstance(body, bytes | memoryview) else b"".join(body))
     try:
         described = orjson.loads(header)

@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from workbench.clock import utc_now_iso
 
 
@@ -36,6 +34,8 @@ class Holder:
     @classmethod
     def this_process(cls, doing: str = "") -> Holder:
         """This process, since now."""
+        import psutil
+
         return cls(os.getpid(), psutil.Process().create_time(), _place(), doing, utc_now_iso())
 
     @classmethod
@@ -62,6 +62,8 @@ class Holder:
         """Whether it is known to have ended; False also where it cannot be known (another machine)."""
         if not self.here:
             return False
+        import psutil
+
         try:
             process = psutil.Process(self.pid)
             ended = process.status() == psutil.STATUS_ZOMBIE
@@ -87,5 +89,7 @@ def _place() -> str:
     with contextlib.suppress(OSError):
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
     if len(parts) == 1:
+        import psutil
+
         parts += [f"{uuid.getnode():x}", str(round(psutil.boot_time() / 60))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -15,6 +15,8 @@ SMALLEST = 3
 
 
 class TritonPythonModel:
+    """Finds the boxes of each request's pictures."""
+
     def initialize(self, args):
         parameters = json.loads(args["model_config"]).get("parameters", {})
 

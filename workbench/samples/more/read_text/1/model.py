@@ -19,6 +19,8 @@ FINEST = 8
 
 
 class TritonPythonModel:
+    """Asks the detector and the recogniser."""
+
     def initialize(self, args):
         parameters = json.loads(args["model_config"]).get("parameters", {})
 
