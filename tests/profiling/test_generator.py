@@ -1,20 +1,30 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
+import grpc
+import numpy as np
 import psutil
 import pytest
 from scripted_target import ScriptedServer
 
 from workbench.errors import ConnectionFailed, InternalError
 from workbench.profiling.driver import GeneratorProcess, Job
+from workbench.profiling.generators import Generators
 from workbench.profiling.http_load import http_messages
 from workbench.profiling.load import Load
+from workbench.profiling.plan import Plan
+from workbench.profiling.recorder import Recorder
+from workbench.profiling.runner import LoadRun
 
 HEADERS = {"Content-Type": "application/json"}
 
@@ -148,6 +158,73 @@ def test_an_unreachable_server_is_said_so() -> None:
         pass
     with GeneratorProcess() as generator, pytest.raises(ConnectionFailed, match="no server answers at"):
         generator.run(job(server, Load.closed(1)), lambda event: None)
+
+
+def _grpc_server() -> tuple[str, Callable[[], object]]:
+    """One that answers every ModelInfer, and how to end it."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    answer = grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
+    service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelInfer": answer})
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return f"grpc://127.0.0.1:{port}", lambda: server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "generators"),
+    [("http", 1), pytest.param("http", 2, marks=pytest.mark.full), pytest.param("grpc", 1, marks=pytest.mark.full)],
+)
+def test_a_server_that_is_lost_in_the_middle_ends_the_run_in_words(
+    protocol: Literal["http", "grpc"], generators: int
+) -> None:
+    """Not at the end of the window, however long that is."""
+    if protocol == "http":
+        scripted = ScriptedServer(lambda n: 0.002)
+        url, end = scripted.url, scripted.close
+        messages = http_messages(url, "/v2/models/m/infer", [(HEADERS, b"{}")])
+    else:
+        url, end = _grpc_server()  # type: ignore[assignment]
+        messages = [b""]
+    began = time.monotonic()
+
+    def kill(event: dict[str, object]) -> None:
+        if event["event"] == "window":
+            end()
+
+    load = Load.closed(2, duration_s=60, warmup_s=0.2, max_warmup_s=0.2, generators=generators)
+    with (
+        Generators() as processes,
+        pytest.raises(ConnectionFailed, match=r"lost .* [1-9]\d* requests had been answered"),
+    ):
+        processes.run(Job(load, url, protocol, messages), kill)
+    assert time.monotonic() - began < 20
+
+
+def test_connections_that_are_refused_beside_one_that_answers_end_no_run() -> None:
+    """A proxy's limit, or a full backlog: what is answered is measured, the rest is counted as failed."""
+
+    class Refusing:
+        spare, unreachable, connections = 0, "Connection refused", 1
+
+        def __init__(self, recorder: Recorder, on_done: Callable[[int, str | None], None]) -> None:
+            self.recorder, self.on_done = recorder, on_done
+
+        async def open(self, connections: int) -> None:
+            pass
+
+        def send(self, number: int, message: bytes, streaming: bool) -> None:
+            self.recorder.sent[number] = self.recorder.clock()
+            asyncio.get_running_loop().call_later(0.01, self.on_done, number, "no" if number % 2 else None)
+
+        async def close(self) -> None:
+            pass
+
+    load = Load.closed(2, duration_s=3.5, warmup_s=0, min_requests=0, max_duration_s=3.5)
+    run = LoadRun(load, Plan.plain(1, streaming=False), [b""], np.empty(0, np.int64), Refusing, lambda event: None)
+    samples = asyncio.run(run.run())
+    assert samples.seconds >= 3.5
+    assert samples.ok.sum() > 10
 
 
 def test_a_server_that_closes_every_connection_is_still_measured() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -235,11 +236,30 @@ def test_the_same_seed_gives_the_same_arrivals() -> None:
         {"duration_s": 0},
         {"batch_size": 0},
         {"distribution": "x"},
+        {"streaming": "no"},
+        {"parameters": [1]},
+        {"concurrency": 2.5},
+        {"concurrency": True},
     ],
 )
 def test_loads_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         Load(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1, 1e308, 10**30, "3", None, [], b"x"], ids=repr)
+def test_no_number_of_a_load_is_nan_infinite_huge_negative_or_something_else(value: object) -> None:
+    """Each would hang a generator, fill the memory, or fail somewhere inside: the option is named at once."""
+    numbers = [item.name for item in fields(Load) if isinstance(item.default, int | float)]
+    assert len(numbers) > 20
+    for name in numbers:
+        with pytest.raises(InvalidRequest, match=name):
+            Load(kind="open", **{"rate": 10.0, name: value})  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_taken_as_numbers() -> None:
+    load = Load.closed(np.int64(4), duration_s=np.float32(0.5), seed=np.uint8(3))
+    assert json.loads(json.dumps(load.to_json()))["concurrency"] == 4
 
 
 def test_a_point_survives_json() -> None:

@@ -32,6 +32,7 @@ class GrpcTransport:
         on_done: Callable[[int, str | None], None],
     ) -> None:
         self.spare = 0
+        self.unreachable = ""
         self._target, self._tls = grpc_target(url)
         self._recorder = recorder
         self._on_done = on_done
@@ -77,8 +78,12 @@ class GrpcTransport:
                 error = await self._stream(self._streams[channel], number, message)
             else:
                 await self._calls[channel](message, timeout=_CALL_S)
+            self.unreachable = ""
         except grpc.aio.AioRpcError as problem:
             error = problem.details() or problem.code().name
+            # The server's own UNAVAILABLE (a full queue, say) comes over a channel that stands.
+            lost = self._channels[channel].get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            self.unreachable = error if lost else ""
         except asyncio.CancelledError:
             return
         except Exception as problem:

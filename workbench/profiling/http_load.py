@@ -136,6 +136,7 @@ class HttpTransport:
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.spare = 0
+        self.unreachable = ""
 
     async def open(self, connections: int) -> None:
         """Opens the first connections.
@@ -201,6 +202,7 @@ class HttpTransport:
         try:
             await asyncio.wait_for(self._connect(), 10.0)
         except (OSError, TimeoutError) as error:
+            self.unreachable = str(error) or type(error).__name__
             await asyncio.sleep(_RETRY_S)
             if self._waiting and not self._closed:
                 number, _, _ = self._waiting.popleft()
@@ -217,6 +219,7 @@ class HttpTransport:
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._ssl)
+        self.unreachable = ""
         if self._closed:
             connection.transport.close()
             return

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import InvalidRequest
 from workbench.profiling.arrivals import arrivals
+from workbench.profiling.load_limits import MAX_REQUESTS, NUMBERS, check_numbers
 
 if TYPE_CHECKING:
     from workbench.profiling.trace import Trace
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 Kind = Literal["closed", "open", "mixed"]
 Distribution = Literal["constant", "poisson", "gamma", "bursty", "trace"]
 SharedMemory = Literal["none", "system"]
-
-MAX_CONCURRENCY = 16384
-"""Clients of a closed loop, each with a connection of its own: ports and descriptors end not far above."""
-
-MAX_GENERATORS = 64
-"""Processes that send one load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +97,22 @@ class Load:
             raise InvalidRequest(f"distribution must be one of {names}, got {self.distribution!r}")
         if self.shared_memory not in get_args(SharedMemory):
             raise InvalidRequest(f"shared_memory must be 'none' or 'system', got {self.shared_memory!r}")
-        if self.kind == "closed" and not 1 <= self.concurrency <= MAX_CONCURRENCY:
-            raise InvalidRequest(f"concurrency must be from 1 to {MAX_CONCURRENCY}, got {self.concurrency}")
+        for name, value in check_numbers({name: getattr(self, name) for name in NUMBERS}).items():
+            object.__setattr__(self, name, value)  # numpy's numbers become Python's: they go into JSON
+        if not isinstance(self.streaming, bool):
+            raise InvalidRequest(f"streaming must be True or False, got {self.streaming!r:.80}")
+        if not isinstance(self.parameters, Mapping):
+            raise InvalidRequest(f"parameters must be values by name, got {self.parameters!r:.80}")
         if self.kind == "open" and not self.rate > 0:
             raise InvalidRequest(f"an open loop needs a rate above 0 requests/s, got {self.rate}")
-        if not self.duration_s > 0 or self.warmup_s < 0 or self.batch_size < 1 or self.drain_s < 0:
-            raise InvalidRequest("duration_s and batch_size must be positive, warmup_s and drain_s not negative")
-        if not 1 <= self.generators <= MAX_GENERATORS:
-            raise InvalidRequest(f"generators must be from 1 to {MAX_GENERATORS}, got {self.generators}")
         if self.kind == "closed" and self.generators > self.concurrency:
             raise InvalidRequest(f"{self.generators} generators cannot divide {self.concurrency} clients")
-        if self.kind == "open" and self.rate * (self.longest_warmup_s + self.longest_s) > 50_000_000:
+        if self.kind == "open" and self.rate * (self.longest_warmup_s + self.longest_s) > MAX_REQUESTS:
             raise InvalidRequest("more than 50 million requests in one load point")
-        if not self.cv > 0 or not self.burst_factor > 1 or not self.burst_s > 0 or not self.factor > 0:
-            raise InvalidRequest("cv, burst_s and factor must be positive, burst_factor above 1")
-        if self.priority < 0 or self.timeout_s < 0 or self.output_bytes < 1:
-            raise InvalidRequest("priority and timeout_s must not be negative, output_bytes must be positive")
-        if self.sequence_length < 0 or not 0 <= self.sequence_length_variation < 1 or self.sequences < 1:
-            raise InvalidRequest(
-                "sequence_length must not be negative, sequence_length_variation from 0 to below 1, sequences positive"
-            )
+        if not self.burst_factor > 1:
+            raise InvalidRequest(f"burst_factor must be above 1, got {self.burst_factor}")
+        if not self.sequence_length_variation < 1:
+            raise InvalidRequest(f"sequence_length_variation must be below 1, got {self.sequence_length_variation}")
         if (self.kind == "mixed") != bool(self.mix):
             raise InvalidRequest("a mixed load has classes, and no other has", hint="Load.classes({...})")
         if self.distribution == "trace" and not self.trace:

@@ -27,6 +27,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 _START_DELAY_NS = 5_000_000
 _GIVE_UP_NS = 1_500_000_000
+_GONE_NS = 3_000_000_000  # a server that is restarted at once may come back
 _LOOK_NS = 100_000_000
 _EARLY_NS = 1_000_000
 _STRIDE = 104_729
@@ -36,6 +37,8 @@ class Transport(Protocol):
     """How requests reach the server."""
 
     spare: int
+    unreachable: str
+    """Why the last attempt to connect failed; empty once one succeeds."""
 
     async def open(self, connections: int) -> None:
         """Connects; raises OSError where nobody answers."""
@@ -96,12 +99,15 @@ class LoadRun:
         self._waker: Waker | None = None
         self._warmth: dict[str, Any] = {}
         self._told_until = 0
+        self._began = 0
+        self._gone_since = 0
+        self._answered_last = 0
 
     async def run(self) -> Samples:
         """The whole point.
 
         Raises:
-            OSError: the server cannot be reached at the start.
+            OSError: the server cannot be reached: at the start, or for seconds in the middle.
         """
         load = self.load
         first = sum(part.clients or min(64, max(4, int(part.rate * 0.02))) for part in load.parts)
@@ -148,7 +154,7 @@ class LoadRun:
     def _begin(self, start: int) -> None:
         """Sends from now on; an open loop's arrivals count from ``start``, 0: from a moment later than now."""
         self._sending = not self._stopped
-        self._start = self.clock()
+        self._start = self._began = self.clock()
         if self._sending:
             self._sender.begin(self.clock)
         if not self.load.has_open:
@@ -302,6 +308,21 @@ class LoadRun:
         self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed})
         if recorder.answered == 0 and recorder.failed >= 10 and self.clock() - self._start > _GIVE_UP_NS:
             self._break_off()
+        self._look_whether_gone()
+
+    def _look_whether_gone(self) -> None:
+        """A server that takes no connections any more fails all that is still to come, too: then it is broken off."""
+        why, answered = self.transport.unreachable, self.recorder.answered
+        if not why or answered != self._answered_last or not self._gone_since:
+            self._gone_since = self.clock() if why else 0
+            self._answered_last = answered
+            return
+        if self.clock() - self._gone_since > _GONE_NS:
+            after = (self._gone_since - self._began) / 1e9
+            raise OSError(
+                f"{why}; it was lost {after:.1f} s after the load began, {answered} requests had been "
+                "answered until then"
+            )
 
     async def _drain(self) -> bool:
         if (self.recorder.in_flight or self._paused) and not self._stopped:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import ConfigDocument
-from workbench.errors import InvalidRequest, NotFound, Unsupported, WorkbenchError
+from workbench.errors import ConnectionFailed, InvalidRequest, NotFound, Unsupported, WorkbenchError
 from workbench.export import ExportResult, ModelToExport, export_repository
 from workbench.profiling import (
     ABOptions,
@@ -189,7 +189,11 @@ def profile(
         server.session.measuring_window(),
         Measurer(SessionTarget(server), model, inputs=inputs, options=measure) as measurer,
     ):
-        return measurer.measure(loads[0])
+        try:
+            return measurer.measure(loads[0])
+        except ConnectionFailed as error:
+            explain(server, model, error)
+            raise
 
 
 def ab(
