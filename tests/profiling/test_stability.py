@@ -199,3 +199,28 @@ def test_a_lost_request_breaks_conservation() -> None:
     with ScriptedServer() as server:
         reasons, _ = judge(ServerTarget(server.url), evidence(lost, Load.closed(4)), MeasureOptions())
     assert reasons == ["requests were lost: 500 begun, 499 answered, 0 failed"]
+
+
+def test_a_late_open_loop_does_not_vanish_among_the_requests_of_a_closed_one() -> None:
+    """40 of 8040 requests were due and sent 20 ms late: in all stamps together p99 of the lag is zero."""
+    bulk = closed_loop(np.full(8000, 4.0), clients=8)
+    due = np.arange(40, dtype=np.int64) * 100_000_000
+    window = (0, int(bulk.done.max()) + 1)
+
+    def mixed(late_ms: float) -> list[str]:
+        sent = due + int(late_ms * 1e6)
+        samples = Samples(
+            np.concatenate((bulk.scheduled, due)), np.concatenate((bulk.sent, sent)),
+            np.concatenate((bulk.done, sent + 4_000_000)), np.full(8040, OK, np.int32), [], window,
+            class_of=np.repeat(np.array([0, 1], np.int32), (8000, 40)),
+        )  # fmt: skip
+        load = Load.classes({"bulk": Load.closed(8), "urgent": Load.open(10, "constant")})
+        found = Evidence(load, samples, client_side(samples, load, [1, 1]), None, None)
+        with ScriptedServer() as server:
+            return [
+                reason for reason in judge(ServerTarget(server.url), found, MeasureOptions())[0] if "late" in reason
+            ]
+
+    assert mixed(0.05) == []
+    (reason,) = mixed(20.0)
+    assert reason.startswith("the load generator, with class 'urgent', was late: send lag p99 20.00 ms, 83% of the p99")

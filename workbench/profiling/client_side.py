@@ -68,6 +68,14 @@ def counted_requests(samples: Samples, load: Load) -> NDArray[np.bool_]:
     return counted
 
 
+def lags_ms(samples: Samples, load: Load) -> NDArray[np.float64]:
+    """How late the requests that a point is about were sent, ascending; without those that their sequence held back."""
+    was_sent = counted_requests(samples, load) & (samples.sent > 0)
+    if len(samples.held):
+        was_sent &= ~samples.held
+    return np.sort((samples.sent - samples.scheduled)[was_sent] / 1e6)
+
+
 def _ended(samples: Samples) -> NDArray[np.bool_]:
     begin, end = samples.window
     ended: NDArray[np.bool_] = (samples.done >= begin) & (samples.done < end) & (samples.done > 0)
@@ -94,10 +102,7 @@ def client_side(
     series = (samples.done - samples.scheduled)[chosen] / 1e6
     latency = np.sort(series)
     sent = np.sort((samples.done - samples.sent)[chosen] / 1e6)
-    was_sent = counted & (samples.sent > 0)
-    if len(samples.held):
-        was_sent &= ~samples.held
-    lag = np.sort((samples.sent - samples.scheduled)[was_sent] / 1e6)
+    lag = lags_ms(samples, load)
     mean = mean_of_series(series)
     # A client that fails pauses: then throughput and latency are not tied to each other.
     clients = load.clients if bool((ok | ~counted).all()) else 0

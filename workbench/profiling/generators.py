@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.clock import Clock, monotonic_ns
-from workbench.errors import InternalError
+from workbench.errors import InternalError, InvalidRequest
 from workbench.profiling.driver import STOP_NS, Frame, GeneratorProcess, Job, OnEvent, longest_ns
 from workbench.profiling.led import Turn
 from workbench.profiling.merging import merge, share_out
@@ -48,8 +48,15 @@ class Generators:
         """Runs one load point; arguments and errors as ``GeneratorProcess.run``.
 
         ``extra["lost"]`` of the samples says in words which generators of several did not come to the end.
+
+        Raises:
+            InvalidRequest: an open loop has fewer sequences than generators.
         """
-        count = job.load.generators
+        load, count = job.load, job.load.generators
+        if job.plan is not None and job.plan.classes[0].length and load.kind == "open" and load.sequences < count:
+            raise InvalidRequest(
+                f"{count} generators cannot divide {load.sequences} sequences at once", hint=f"sequences={count}"
+            )
         while len(self._processes) < count:
             self._processes.append(GeneratorProcess(clock=self._clock, news=self._news))
         if count == 1:

@@ -24,17 +24,29 @@ def share_out(load: Load) -> list[tuple[Load, NDArray[np.int64]]]:
 
     Clients are divided evenly. Each arrival of an open loop goes to a generator drawn at random, with a seed spawned
     from the load's: the parts of a Poisson process are then independent Poisson processes, and the parts of any process
-    add up to the very arrivals that one generator would have sent.
+    add up to the very arrivals that one generator would have sent. The sequences of an open loop are divided as clients
+    are, and each part has a seed of its own, by which their lengths are drawn.
     """
     count = load.generators
     part = replace(load, generators=1, max_in_flight=math.ceil(load.max_in_flight / count))
+    arrivals, *seeds = np.random.SeedSequence(load.seed).spawn(1 + count)
+    parts = [replace(part, seed=int(seed.generate_state(1)[0])) for seed in seeds]
     if load.kind == "closed":
-        clients = [load.concurrency // count + (index < load.concurrency % count) for index in range(count)]
-        return [(replace(part, concurrency=each), np.empty(0, np.int64)) for each in clients]
+        clients = _divided(load.concurrency, count)
+        return [
+            (replace(each, concurrency=own), np.empty(0, np.int64)) for each, own in zip(parts, clients, strict=True)
+        ]
     offsets = schedule(load)
-    seed = np.random.SeedSequence(load.seed).spawn(1)[0]
-    owner = np.random.Generator(np.random.PCG64(seed)).integers(0, count, len(offsets))
-    return [(replace(part, rate=load.rate / count), offsets[owner == index]) for index in range(count)]
+    owner = np.random.Generator(np.random.PCG64(arrivals)).integers(0, count, len(offsets))
+    sequences = [max(1, own) for own in _divided(load.sequences, count)]
+    return [
+        (replace(each, rate=load.rate / count, sequences=own), offsets[owner == index])
+        for index, (each, own) in enumerate(zip(parts, sequences, strict=True))
+    ]
+
+
+def _divided(whole: int, count: int) -> list[int]:
+    return [whole // count + (index < whole % count) for index in range(count)]
 
 
 def merge(parts: Sequence[Samples]) -> Samples:
@@ -58,6 +70,7 @@ def merge(parts: Sequence[Samples]) -> Samples:
     by_time = np.argsort(response_at, kind="stable")
     texts, status = _statuses(parts)
     class_of = np.concatenate([part.class_of for part in parts])
+    held = np.concatenate([_held(part) for part in parts])
     return Samples(
         scheduled=scheduled[order],
         sent=np.concatenate([part.sent for part in parts])[order],
@@ -76,7 +89,13 @@ def merge(parts: Sequence[Samples]) -> Samples:
         response_of=np.concatenate(responses)[by_time],
         response_at=response_at[by_time],
         class_of=class_of[order] if len(class_of) else class_of,
+        held=held[order],
     )
+
+
+def _held(part: Samples) -> NDArray[np.bool_]:
+    """Which of its requests waited for their sequence, one entry each."""
+    return part.held if len(part.held) else np.zeros(len(part.sent), np.bool_)
 
 
 def _statuses(parts: Sequence[Samples]) -> tuple[list[str], NDArray[np.int32]]:
@@ -94,6 +113,7 @@ def _statuses(parts: Sequence[Samples]) -> tuple[list[str], NDArray[np.int32]]:
 
 def _told_of(part: Samples, window: tuple[int, int]) -> Mapping[str, Any]:
     inside = (part.scheduled >= window[0]) & (part.scheduled < window[1]) & (part.sent > 0)
+    inside &= ~_held(part)
     lag = np.sort((part.sent - part.scheduled)[inside] / 1e6)
-    told = {"n": len(lag), "lag_p50_ms": nearest_rank(lag, 0.5), "lag_p99_ms": nearest_rank(lag, 0.99)}
-    return told | {"cpu_s": part.cpu_s}
+    told: dict[str, Any] = {"n": len(lag), "lag_p50_ms": nearest_rank(lag, 0.5), "lag_p99_ms": nearest_rank(lag, 0.99)}
+    return {**told, "cpu_s": part.cpu_s}

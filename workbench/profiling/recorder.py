@@ -33,6 +33,7 @@ class Recorder:
         self.in_flight = 0
         self.answered = 0
         self.failed = 0
+        self._told = 0
 
     def new(self, scheduled: int, kind: int = 0) -> int:
         """A request begins, of the class with that index; gives its number."""
@@ -82,10 +83,18 @@ class Recorder:
         return known_well(*self._answers(), begin, end, clients)
 
     def answers_between(self, begin: int, end: int) -> bytes:
-        """The requests answered from ``begin`` to before ``end``: when scheduled, and behind that when done, int64."""
-        done = np.array(self.done, dtype=np.int64)
-        chosen = (np.array(self.status, dtype=np.int32) == OK) & (done >= begin) & (done < end)
-        return bytes(np.array(self.scheduled, dtype=np.int64)[chosen].tobytes() + done[chosen].tobytes())
+        """The requests answered from ``begin`` to before ``end``: when scheduled, and behind that when done, int64.
+
+        For one span after the other: ``begin`` is the ``end`` of the call before. Those that were over by then are not
+        looked at again, as nothing is sent meanwhile.
+        """
+        first = self._told
+        status, done = np.array(self.status[first:], dtype=np.int32), np.array(self.done[first:], dtype=np.int64)
+        scheduled = np.array(self.scheduled[first:], dtype=np.int64)
+        chosen = (status == OK) & (done >= begin) & (done < end)
+        under_way = np.flatnonzero((status == PENDING) | (done >= end))
+        self._told = first + (int(under_way[0]) if len(under_way) else len(status))
+        return bytes(scheduled[chosen].tobytes() + done[chosen].tobytes())
 
     def _answers(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """When requests were answered, and after how many ms."""

@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from workbench.clock import Clock, monotonic_ns
 from workbench.profiling.claims import too_few
-from workbench.profiling.client_side import ClientSide
+from workbench.profiling.client_side import ClientSide, counted_requests, lags_ms
+from workbench.profiling.intervals import nearest_rank
 from workbench.profiling.load import Load
 from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import ServerSide
@@ -125,20 +128,30 @@ def _others(evidence: Evidence, options: MeasureOptions, watching: str) -> tuple
 def _lag(evidence: Evidence, options: MeasureOptions) -> list[str]:
     """A late send of an open loop delays whoever comes after it, so its worst counts. A closed loop only sends a little
     less when its generator is late now and then; always being late makes it another load."""
-    name, q = ("p99", 0.99) if evidence.load.has_open else ("p50", 0.5)
+    samples, load = evidence.samples, evidence.load
+    name, q = ("p99", 0.99) if load.has_open else ("p50", 0.5)
     latency = evidence.client.at(q)
-    lags = {"the load generator": evidence.client.lag_at(q)}
+    lags = {"the load generator": (evidence.client.lag_at(q), latency)}
     # Of several the one that was late may vanish among the others, though its part of the load was another.
-    several = evidence.samples.extra.get("generators", ())
+    several = samples.extra.get("generators", ())
     for number, each in enumerate(several, 1):
-        lags[f"load generator {number} of {len(several)}"] = float(each[f"lag_{name}_ms"])
-    late = {who: lag for who, lag in lags.items() if lag > options.lag_limit_ms and lag > options.lag_share * latency}
+        lags[f"load generator {number} of {len(several)}"] = float(each[f"lag_{name}_ms"]), latency
+    # So may an open loop among the requests of closed ones, which are never late by much.
+    for index, (kind, part) in enumerate(load.mix):
+        if part.kind == "open":
+            mine = samples.of_class(index)
+            answered = np.sort((mine.done - mine.scheduled)[counted_requests(mine, part) & mine.ok] / 1e6)
+            who = f"the load generator, with class '{kind}',"
+            lags[who] = nearest_rank(lags_ms(mine, part), q), nearest_rank(answered, q)
+    late = {
+        who: (lag, of) for who, (lag, of) in lags.items() if lag > options.lag_limit_ms and lag > options.lag_share * of
+    }
     if len(late) > 1:
         late.pop("the load generator", None)  # which of them says more
     return [
-        f"{who} was late: send lag {name} {lag:.2f} ms, {lag / latency:.0%} of the {name} latency "
+        f"{who} was late: send lag {name} {lag:.2f} ms, {lag / of:.0%} of the {name} latency "
         "(the machine is too busy for this load)"
-        for who, lag in late.items()
+        for who, (lag, of) in late.items()
     ]
 
 
