@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 from workbench.errors import InvalidRequest
 
@@ -61,14 +61,14 @@ def check_numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
     checked: dict[str, int | float] = {}
     for name, (low, high) in _WHOLE.items():
         value = values[name]
-        whole = isinstance(value, Integral) or (isinstance(value, Real) and float(value).is_integer())
+        whole = isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and value.is_integer())
         if not whole or isinstance(value, bool) or not low <= value <= high:
             raise InvalidRequest(f"{name} must be a whole number from {low} to {high}, got {value!r:.80}")
         checked[name] = int(value)
     for name, (least, most) in _REAL.items():
         value = values[name]
-        number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or not least <= value <= most:
+        number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        if not number or not least <= value <= most:  # NaN lies nowhere
             raise InvalidRequest(f"{name} must be a number from {least:g} to {most:g}, got {value!r:.80}")
         checked[name] = value if isinstance(value, int) else float(value)
     return checked
