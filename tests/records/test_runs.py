@@ -70,6 +70,18 @@ def test_two_runs_of_one_second_do_not_collide(tmp_path: Path) -> None:
     assert store.open("latest").id == ids[-1]
 
 
+def test_a_store_shows_its_last_runs(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs")
+    assert repr(store).endswith("runs: 0")
+    for number in range(22):
+        with store.create("sweep", model="m", title=f"turn {number}") as run:
+            run.finish("done")
+    head, *lines = repr(store).splitlines()
+    assert head.endswith(": 22, the last 20:")
+    assert len(lines) == 20
+    assert "sweep  m  done  0 points  turn 21" in lines[-1]
+
+
 def test_delete_and_unknown(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     run = store.create("sweep")

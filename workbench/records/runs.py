@@ -26,6 +26,9 @@ __all__ = ["SCHEMA_VERSION", "SUFFIX", "Run", "RunInfo", "RunStore", "point_key"
 _Paths = list[Path]
 _Infos = list[RunInfo]
 
+_SHOWN = 20
+"""How many runs a store shows of itself."""
+
 
 class RunStore:
     """A directory of runs.
@@ -199,14 +202,26 @@ class RunStore:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + "-journal").unlink()
 
+    def __repr__(self) -> str:
+        files = self._files()
+        head = f"Runs in {self.directory}: {len(files)}" + (f", the last {_SHOWN}:" if len(files) > _SHOWN else "")
+        infos = self._infos(files[-_SHOWN:])
+        rows = [(i.id, i.kind, i.model, i.status, f"{i.points} point{'s' * (i.points != 1)}", i.title) for i in infos]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join([head, *(f"  {line.rstrip()}" for line in lines)])
+
     def _files(self) -> _Paths:
         paths = (path for path in self.directory.glob(f"*{SUFFIX}") if not path.name.startswith("."))
         return sorted(paths, key=lambda path: path.name.removesuffix(SUFFIX))
 
     def list(self) -> _Infos:
         """All runs, oldest first; files that cannot be read are listed with status ``unreadable``."""
+        return self._infos(self._files())
+
+    def _infos(self, files: _Paths) -> _Infos:
         out = []
-        for path in self._files():
+        for path in files:
             try:
                 with Run(path) as run:
                     out.append(run.info)
