@@ -37,7 +37,7 @@ def served(repository: Path, model: str, array: Any) -> Any:
 
 def test_half_precision_onnx_is_served_and_answers_nearly_alike(repository: Path) -> None:
     built = wb.build("scorer", to="onnx", options=wb.BuildOptions(fp16=True), repository=repository)
-    assert (built.name, built.directory) == ("scorer_onnx", repository / "scorer_onnx")
+    assert (built.name, built.directory) == ("scorer_onnx_fp16", repository / "scorer_onnx_fp16")
     (drift,) = built.drift
     assert 0 < drift.max_abs < 0.02
     assert drift.relative < 0.005
@@ -54,7 +54,7 @@ def test_half_precision_onnx_is_served_and_answers_nearly_alike(repository: Path
     assert about["command"] == "workbench build scorer --to onnx --fp16"
     assert about["drift"][0]["max_abs"] == drift.max_abs
     rows = np.ones((1, 2, 4), np.float32)
-    assert served(repository, "scorer_onnx", rows) == pytest.approx(served(repository, "scorer", rows), abs=0.02)
+    assert served(repository, "scorer_onnx_fp16", rows) == pytest.approx(served(repository, "scorer", rows), abs=0.02)
 
 
 def test_int8_is_calibrated_on_the_examples_or_on_what_is_given(repository: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_file_without_a_repository_gets_a_whole_configuration(tmp_path: Path) 
     assert (message.max_batch_size, list(message.input[0].dims), message.model_warmup[0].name) == (
         32, [-1, 4], "first_example",
     )  # fmt: skip
-    assert served(tmp_path / "models", "net_onnx", np.ones((1, 5, 4), np.float32)).shape == (1, 5, 3)
+    assert served(tmp_path / "models", "net_onnx_fp16", np.ones((1, 5, 4), np.float32)).shape == (1, 5, 3)
 
 
 def test_a_configuration_that_says_little_is_completed(tmp_path: Path) -> None:
@@ -141,13 +141,13 @@ def test_a_model_is_replaced_only_when_that_is_said_and_a_build_can_be_stopped(r
         return wb.build("scorer", to="onnx", options=wb.BuildOptions(fp16=True), repository=repository, **given)
 
     build()
-    with pytest.raises(AlreadyExists, match="there is a model 'scorer_onnx' already"):
+    with pytest.raises(AlreadyExists, match="there is a model 'scorer_onnx_fp16' already"):
         build()
     told: list[str] = []
     with pytest.raises(Cancelled, match="stopped"):
         build(overwrite=True, progress=lambda what, done, total: told.append(what) or False)
     assert told == ["converting to fp16"]
-    assert (repository / "scorer_onnx" / "1" / "model.onnx").is_file()
+    assert (repository / "scorer_onnx_fp16" / "1" / "model.onnx").is_file()
     with pytest.raises(InvalidRequest, match="is the source itself"):
         build(name="scorer", overwrite=True)
     unverified = build(overwrite=True, verify=False)

@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-repository", default="model_repository", metavar="DIR", help="default: model_repository"
     )
     parser.add_argument("--into", metavar="REPOSITORY", help="of the result (default: the source's own)")
-    parser.add_argument("--name", metavar="NAME", help="of the result (default: the source's with a suffix)")
+    parser.add_argument(
+        "--name", metavar="NAME", help="of the result (default: the source's with form and precision: m_onnx_fp16)"
+    )
     parser.add_argument(
         "--example-inputs",
         metavar="FILE",

@@ -71,7 +71,7 @@ def build(
             ``torchscript``, ``aoti`` (AOTInductor).
         repository: where names are looked up.
         into: the repository of the result; None is the source's own, or ``repository``.
-        name: of the result; None adds a suffix to the source's (``minilm_trt``).
+        name: of the result; None adds form and precision to the source's (``minilm_trt_fp16``).
         example_inputs: as ``package`` takes them; a model directory has its own, files and modules need some. They
             calibrate int8, give shapes where none are given, and are what the result is held against its source on.
         calibration: other examples for int8, in the same forms.
@@ -98,7 +98,7 @@ def build(
     if calibration is not None:
         names = [spec.name for spec in source.signature.inputs]
         source = replace(source, calibration=as_feeds(calibration, names, what="int8 (calibration)"))
-    directory = _target(source, name or f"{source.name}_{_SUFFIXES[to]}", into, places, overwrite=overwrite)
+    directory = _target(source, name or _name(source, to, options), into, places, overwrite=overwrite)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
         written = Path(folder) / directory.name
         (written / "1").mkdir(parents=True)
@@ -128,6 +128,12 @@ def build(
 
 def _silent(what: str, done: int, total: int) -> None:
     """Nobody asks how far it is."""
+
+
+def _name(source: Source, to: Target, options: BuildOptions) -> str:
+    """Each precision has a name of its own, so that they can be compared on one server."""
+    precisions = [name for name in ("fp16", "bf16", "int8") if getattr(options, name)]
+    return "_".join((source.name, _SUFFIXES[to], *precisions))
 
 
 def _target(source: Source, name: str, into: str | Path | None, repository: Path, *, overwrite: bool) -> Path:
