@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -115,6 +116,14 @@ def test_shares_divide_a_total() -> None:
         (lambda: Load.classes({"a": {"priority": 1}}, rate=5), "class 'a' says neither how much is sent nor its share"),
         (lambda: Load.classes({"a": Load.closed(1, duration_s=9)}), "class 'a' sets duration_s, which is the whole"),
         (lambda: Load.classes({"a": Load.classes({"b": Load.closed(1)})}), "class 'a' can be neither a mixed load"),
+        (lambda: Load.classes({"a": {"share": "x"}}, rate=5), "the share of class 'a' must be a number above 0"),
+        (lambda: Load.classes({"a": {"share": math.inf}}, rate=5), "the share of class 'a' must be a number above 0"),
+        (lambda: Load.classes({"a": {"share": math.nan}}, rate=5), "the share of class 'a' must be a number above 0"),
+        (lambda: Load.classes({"a": {"rate": 1, "prio": 2}}), "class 'a' has the unknown option prio"),
+        (lambda: Load.classes({"a": {"share": 1, "prio": 2}}, rate=5), "class 'a' has the unknown option prio"),
+        (lambda: Load.closed(1, parameters={"a": object()}), "parameter 'a' must be true or false, a text or a number"),
+        (lambda: Load.closed(1, parameters={"a": 2**70}), "parameter 'a' must be true or false, a text or a number"),
+        (lambda: Load.closed(1, parameters={1: 2}), "parameters must be values by name"),
         (lambda: Load.classes({"a": Load.closed(4)}, generators=2), "several generators send neither a mixed load"),
         (
             lambda: Load.closed(1, sequence_length_variation=1.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,10 @@ def test_zero_and_random_are_asked_for_by_name() -> None:
         ({"IDS": [[1]]}, TWO, ("input 'TEXT' is missing",)),
         ({"IDS": [[1]], "TEXT": [["a"]], "EXTRA": [[1, 300]]}, TWO, ("'EXTRA' is to be of UINT8", "from 0 to 255")),
         ([], ONE, ("no inputs were given",)),
+        (5, ONE, ("inputs must be arrays by name", "got 5")),
+        ([1, 2], ONE, ("inputs must be arrays by name",)),
+        ({"X": np.ones((1, 3), np.complex64)}, ONE, ("'X' is to be of FP32", "not of complex64")),
+        ({"X": np.ones((1, 3), "datetime64[s]")}, ONE, ("'X' is to be of FP32", "not of datetime64")),
         (pd.DataFrame({"X_0": [1.0], "X_2": [2.0]}), ONE, ("columns of input 'X' have gaps",)),
         (pd.DataFrame({"X": [[1, 2, 3], [1, 2]]}), ONE, ("'X' has shape [2]", "dims are [3]", "row 1")),
         (pd.DataFrame({"IDS": [1, 2], "TEXT": ["a", None]}), TWO, ("column 'TEXT'", "is empty", "row 1")),
@@ -151,13 +156,30 @@ def test_files_that_cannot_be_read_are_told_with_their_name(tmp_path: Path) -> N
     np.save(tmp_path / "one.npy", np.zeros((2, 3)))
     (tmp_path / "broken.npz").write_bytes(b"PK no zip")
     (tmp_path / "broken.npy").write_bytes(b"no array")
-    (tmp_path / "X").write_bytes(b"123")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "X").write_bytes(b"123")
+    np.save(tmp_path / "none.npy", np.zeros((0, 3), np.float32))
+    np.savez(tmp_path / "none.npz", X=np.zeros((0, 3), np.float32))
+    whole = io.BytesIO()
+    np.save(whole, np.zeros((2, 3), np.float32))
+    (tmp_path / "cut.npy").write_bytes(whole.getvalue()[:-4])
+    lies = whole.getvalue().replace(b"(2, 3)", b"(2, 333333333333)").replace(b" " * 12, b"", 1)  # as long a header
+    (tmp_path / "lies.npy").write_bytes(lies)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "X.npy").write_bytes(b"no array")
+    (tmp_path / "deep.json").write_text("[" * 200_000)
     for name, config, text in (
         ("uneven.npz", TWO, "different numbers of rows: {'IDS': 2, 'TEXT': 3}"),
         ("one.npy", TWO, "one array is not enough: the model has the inputs IDS, TEXT"),
         ("broken.npz", ONE, ""),
         ("broken.npy", ONE, "cannot be read"),
-        (".", ONE, "input 'X': 3 bytes are no whole number of FP32 elements"),
+        ("none.npy", ONE, "no rows of inputs"),
+        ("none.npz", ONE, "no rows of inputs"),
+        ("cut.npy", ONE, "cannot be read"),
+        ("lies.npy", ONE, "cannot be read"),
+        ("folder", ONE, "cannot be read"),
+        ("deep.json", ONE, "nested too deep"),
+        ("raw", ONE, "input 'X': 3 bytes are no whole number of FP32 elements"),
     ):
         with pytest.raises(WorkbenchError) as caught:
             sent(tmp_path / name, config)

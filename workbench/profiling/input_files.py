@@ -60,17 +60,25 @@ def rows_of(inputs: Any, specs: Sequence[InputSpec], optional: Collection[str]) 
         return reader.directory(path)
     if not path.is_file():
         raise NotFound("there is no such file of inputs", where=str(path))
+    if path.suffix == ".npy":
+        return reader.arrays({reader.only(str(path)): _loaded(path)}, str(path))
+    if path.suffix == ".npz":
+        return reader.arrays(_loaded(path), str(path))
+    return reader.table(_read_table(path), str(path))
+
+
+def _loaded(path: Path) -> Any:
+    """The array of a ``.npy`` file, those of a ``.npz`` file by name."""
     try:
-        if path.suffix == ".npy":
-            return reader.arrays({reader.only(str(path)): np.load(path, allow_pickle=False)}, str(path))
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return reader.arrays(dict(arrays), str(path))
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return dict(loaded)
+    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise InvalidRequest(
             f"this file of arrays cannot be read: {error}", where=str(path), hint="write it with numpy.save or savez"
         ) from error
-    return reader.table(_read_table(path), str(path))
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -122,6 +130,8 @@ def typed(value: Any, row: Datatype, what: str, where: str) -> NDArray[Any]:
             raise InvalidRequest(f"{what} is to be of {row.wire}, not of texts or objects", where=where) from None
     if array.dtype == row.numpy:
         return array
+    if array.dtype.kind in "cmMV":
+        raise InvalidRequest(f"{what} is to be of {row.wire}, not of {array.dtype}", where=where)
     if row.numpy.kind in "iu" and array.size:
         limits: Any = np.iinfo(row.numpy)
         whole = array.dtype.kind in "biu" or bool(np.all(array == np.floor(array)))
@@ -186,6 +196,8 @@ class _Reader:
         lengths = {name: len(array) for name, array in columns.items()}
         if len(set(lengths.values())) > 1:
             raise InvalidRequest(f"the inputs have different numbers of rows: {lengths}", where=where)
+        if not any(lengths.values()):
+            raise InvalidRequest("there are no rows of inputs", where=where)
         return [
             {name: as_row(array[row], self._specs[name], f"{where}, row {row}") for name, array in columns.items()}
             for row in range(next(iter(lengths.values())))
@@ -226,7 +238,7 @@ class _Reader:
     def _raw(self, name: str, file: Path) -> Any:
         row = _row(self._specs[name][1])
         if file.suffix == ".npy":
-            return np.load(file, allow_pickle=False)
+            return _loaded(file)
         raw = file.read_bytes()
         if row.wire == "BYTES":
             return raw

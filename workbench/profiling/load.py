@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import InvalidRequest
 from workbench.profiling.arrivals import arrivals
-from workbench.profiling.load_limits import MAX_REQUESTS, NUMBERS, check_numbers
+from workbench.profiling.load_limits import MAX_REQUESTS, NUMBERS, check_numbers, check_parameters, check_share
 
 if TYPE_CHECKING:
     from workbench.profiling.trace import Trace
@@ -101,8 +101,7 @@ class Load:
             object.__setattr__(self, name, value)  # numpy's numbers become Python's: they go into JSON
         if not isinstance(self.streaming, bool):
             raise InvalidRequest(f"streaming must be True or False, got {self.streaming!r:.80}")
-        if not isinstance(self.parameters, Mapping):
-            raise InvalidRequest(f"parameters must be values by name, got {self.parameters!r:.80}")
+        check_parameters(self.parameters)
         if self.kind == "open" and not self.rate > 0:
             raise InvalidRequest(f"an open loop needs a rate above 0 requests/s, got {self.rate}")
         if self.kind == "closed" and self.generators > self.concurrency:
@@ -178,6 +177,8 @@ class Load:
         """
         if not classes:
             raise InvalidRequest("a mixed load needs classes", hint='Load.classes({"a": Load.closed(4)})')
+        for name, part in classes.items():
+            _check_options(name, part)
         classes = {name: _whole_of(part) for name, part in classes.items()}
         shared = [name for name, part in classes.items() if not isinstance(part, Load)]
         given = {name: _with_share(name, classes[name]) for name in shared}
@@ -243,6 +244,15 @@ class Load:
         shape = {"gamma": f" cv {self.cv:g}", "bursty": f" × {self.burst_factor:g}"}.get(self.distribution, "")
         return f"{self.rate:g}/s {self.distribution}{shape}{rows}"
 
+    def __repr__(self) -> str:
+        def span(least: float, most: float) -> str:
+            return f"{least:g} s" if most <= least else f"{least:g} to {most:g} s"
+
+        window = span(round(self.duration_s, 3), round(self.longest_s, 3))
+        lines = [f"Load, {window} after {span(self.warmup_s, self.longest_warmup_s)} of warm-up, seed {self.seed}:"]
+        lines += [f"  {name}: {part.label}" for name, part in self.mix] or [f"  {self.label}"]
+        return "\n".join(lines)
+
     def to_json(self) -> dict[str, Any]:
         """As a dictionary for JSON; options that came later only where they are not at their defaults."""
         out = asdict(self)
@@ -271,6 +281,15 @@ _OF_THE_WHOLE = (
 )  # fmt: skip
 
 
+def _check_options(name: str, part: Any) -> None:
+    unknown = set(part) - {item.name for item in fields(Load)} - {"share"} if isinstance(part, Mapping) else ()
+    if unknown:
+        raise InvalidRequest(
+            f"class '{name}' has the unknown option {', '.join(sorted(map(str, unknown)))}",
+            hint="a class has rate, concurrency or share, and options of a Load, such as priority and batch_size",
+        )
+
+
 def _whole_of(part: Any) -> Any:
     """Options that say how much is a load; those with a share stay what they are."""
     if isinstance(part, Mapping) and "share" not in part and ("rate" in part or "concurrency" in part):
@@ -284,10 +303,7 @@ def _with_share(name: str, part: Any) -> tuple[float, dict[str, Any]]:
             f"class '{name}' says neither how much is sent nor its share",
             hint='write Load.closed(4), {"rate": 100, "priority": 1}, or {"share": 3} of the total',
         )
-    share = float(part["share"])
-    if not share > 0:
-        raise InvalidRequest(f"the share of class '{name}' must be above 0, got {part['share']}")
-    return share, {key: value for key, value in part.items() if key != "share"}
+    return check_share(name, part["share"]), {key: value for key, value in part.items() if key != "share"}
 
 
 def _divide(shares: Mapping[str, float], concurrency: int, rate: float) -> dict[str, dict[str, Any]]:

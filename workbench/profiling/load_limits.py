@@ -21,6 +21,9 @@ MAX_REQUESTS = 50_000_000
 WEEK_S = 604_800.0
 """The longest that anything of a load may last."""
 
+MAX_SHARE = 1e9
+"""Of a class of a load."""
+
 _WHOLE: dict[str, tuple[int, int]] = {
     "concurrency": (1, MAX_CONCURRENCY),
     "batch_size": (1, 2**31 - 1),
@@ -72,3 +75,30 @@ def check_numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
             raise InvalidRequest(f"{name} must be a number from {least:g} to {most:g}, got {value!r:.80}")
         checked[name] = value if isinstance(value, int) else float(value)
     return checked
+
+
+def check_parameters(parameters: Any) -> None:
+    """Makes sure that a request can carry these parameters.
+
+    Raises:
+        InvalidRequest: they are no values by name, or one is neither true or false nor a text nor a number of 64 bits.
+    """
+    if not isinstance(parameters, Mapping) or not all(isinstance(name, str) for name in parameters):
+        raise InvalidRequest(f"parameters must be values by name, got {parameters!r:.80}")
+    for name, value in parameters.items():
+        number = isinstance(value, int) and -(2**63) <= value < 2**64
+        if not number and not isinstance(value, str | float):
+            raise InvalidRequest(
+                f"parameter '{name}' must be true or false, a text or a number of 64 bits, got {value!r:.80}"
+            )
+
+
+def check_share(name: str, share: Any) -> float:
+    """A class's share of a load.
+
+    Raises:
+        InvalidRequest: it is no number above 0, or a huge one.
+    """
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= MAX_SHARE:
+        raise InvalidRequest(f"the share of class '{name}' must be a number above 0, up to 1e9, got {share!r:.80}")
+    return float(share)

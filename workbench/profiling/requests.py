@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ EXAMPLES = 16
 
 RANDOM_INPUTS = "the inputs are random numbers of small range"
 """How the note of a point begins that was measured without example inputs."""
+
+NO_PRIORITIES = "priorities change nothing"
+"""How the note of a point begins whose requests have a priority, of a model without levels."""
 
 _MAX_BYTES = 64 * 2**20
 _MOST_BYTES = 512 * 2**20
@@ -113,7 +116,7 @@ def prepare(target: Target, model: str, config: Mapping[str, Any], load: Load, i
         classes.append(made.plan(name, len(requests), part, models))
         requests += made.expanded(part, models)
         sources.append(made.source)
-        notes += made.notes
+        notes += [*made.notes, *models.without_priorities(part)]
     plan = Plan(tuple(classes))
     source = ", ".join(dict.fromkeys(sources))
     return Prepared(tuple(requests), classes[0].rows, source, tuple(dict.fromkeys(notes)), plan)
@@ -143,6 +146,14 @@ class _Models:
         """Whether the model wants sequences: an iterative one makes them itself."""
         batching = self.config(model).get("sequence_batching")
         return batching is not None and not batching.get("iterative_sequence")
+
+    def without_priorities(self, load: Load) -> list[str]:
+        """A note where a load has a priority that its model does not go by; an ensemble hands it to its steps."""
+        config = self.config(load.model)
+        levels = (config.get("dynamic_batching") or {}).get("priority_levels", 0)
+        if not load.priority or int(levels or 0) or config.get("ensemble_scheduling"):
+            return []
+        return [f"{NO_PRIORITIES}: '{load.model or self.model}' has no dynamic_batching.priority_levels"]
 
     def id_is_text(self, model: str) -> bool:
         """Whether its correlation ids are texts."""
@@ -207,7 +218,14 @@ def _class_of(models: _Models, load: Load, inputs: Inputs) -> _Made:
     if isinstance(inputs, Trace):
         return _captured(model, largest, inputs)
     if inputs is not None and not isinstance(inputs, str | Path) and not is_table(inputs):
-        examples = [dict(inputs)] if isinstance(inputs, Mapping) else [dict(example) for example in inputs]
+        one = isinstance(inputs, Mapping) or not isinstance(inputs, Iterable)
+        listed: list[Any] = [inputs] if one else list(inputs)
+        if not all(isinstance(example, Mapping) for example in listed):
+            raise InvalidRequest(
+                f"inputs must be arrays by name, a list of these, a DataFrame or a file, got {inputs!r:.80}",
+                where=f"model '{model}'",
+            )
+        examples = [dict(example) for example in listed]
         if not examples:
             raise InvalidRequest("no inputs were given", where=f"model '{model}'")
         return _given(model, config, largest, examples)
@@ -429,6 +447,7 @@ def _of_trace(models: _Models, load: Load, inputs: Inputs) -> Prepared:
         other = model if model != models.model else ""
         classes.append(ClassPlan(first, len(base), kind.name, other, rows, streaming, 1 if wants else 0))
         requests += made
+        notes += models.without_priorities(part)
     wanted = [bool(classes[int(kind)].length) for kind in trace.class_of]
     plan = Plan(
         tuple(classes), trace.class_of.tolist(), message_of.tolist(),

@@ -164,6 +164,8 @@ def _read(model_dir: Path, specs: Sequence[InputTensor]) -> _File:
         raise file.fail("", f"cannot read the example inputs: {error}", "save the file as UTF-8 text") from error
     try:
         top = json.loads(text)
+    except RecursionError as error:
+        raise file.fail("", "the example inputs are nested too deep", "see perf_analyzer's --input-data") from error
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"the example inputs are not JSON: {error.msg}",
