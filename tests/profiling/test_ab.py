@@ -16,7 +16,7 @@ from scripted_target import INPUTS, ScriptedServer, ScriptedTarget
 
 from workbench.errors import ConfigError, InvalidRequest
 from workbench.profiling import ABOptions, ABResult, Load, Point, ab
-from workbench.profiling.ab_verdict import compare_pairs, confidence_of, looks
+from workbench.profiling.ab_verdict import compare_pairs, confidence_of, figure_of, looks
 from workbench.profiling.client_side import client_side
 from workbench.profiling.figures import client_fields
 from workbench.profiling.interleaving import Block, Interleaver, Side
@@ -165,7 +165,9 @@ def test_an_improvement_is_a_share_of_the_worse_one() -> None:
     assert slower.text.startswith("mean latency: A faster by 50.0%")
     few = compare_pairs("p99_ms", [5.0, math.nan], [4.0, 3.0])
     assert few.faster == ""
-    assert few.text == "p99: no verdict, 1 pairs of blocks are too few"
+    assert few.text == "p99: no verdict, 1 pairs of blocks with 100 requests or more are too few"
+    assert math.isnan(figure_of(Point(model="m", load=Load.closed(1), n=99, p99_ms=5.0), "p99_ms"))
+    assert figure_of(Point(model="m", load=Load.closed(1), n=100, p99_ms=5.0), "p99_ms") == 5.0
 
 
 def test_looks_double_and_share_the_error() -> None:

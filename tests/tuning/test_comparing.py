@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ import pytest
 import workbench as wb
 from workbench.cli import main
 from workbench.errors import InvalidRequest
-from workbench.profiling import MeasureOptions
+from workbench.profiling import Load, MeasureOptions, Point
+from workbench.profiling.intervals import Estimate
 from workbench.records.runs import RunStore
+from workbench.tuning.comparing import CompareResult, ModelFigures
 
 SCALE = """
 import numpy as np
@@ -88,6 +91,50 @@ def test_the_faster_one_and_how_far_its_answers_are(server: wb.Server, tmp_path:
     run = RunStore(tmp_path).open("latest")
     assert run.meta["kind"] == "compare"
     assert run.meta["verdict"] == found.verdict
+
+
+def test_an_open_loop_sets_the_throughput_so_the_latency_decides(server: wb.Server) -> None:
+    """At 20/s both keep up, one in 20 ms and one in 4; and 6 requests a block are too few for a percentile."""
+    options = {**QUICK, "concurrency": None, "rate": 20, "distribution": "constant"}
+    found = server.compare(["exact", "coarse"], store=None, **options)
+    assert found.metric == "mean_ms"
+    assert found.fastest == "coarse"
+    assert found.verdict == "coarse has the lowest mean latency"
+    assert found["coarse"].row()["verdict"].startswith("mean latency: B faster by")
+    assert math.isnan(found["coarse"].figures["p99_ms"].value)
+    assert found["coarse"].against["p99_ms"].faster == ""
+    assert "no p99: it takes 100 requests in a block, there were 6; give duration_s" in repr(found)
+    assert found["coarse"].figures["p50_ms"].value < 20
+
+
+def points(values: list[float], **more: Any) -> tuple[Point, ...]:
+    return tuple(Point(model="m", load=Load.closed(1), valid=True, n=1000, throughput=each, **more) for each in values)
+
+
+def result(**models: tuple[Point, ...]) -> CompareResult:
+    def figures(name: str, blocks: tuple[Point, ...]) -> ModelFigures:
+        value = float(np.exp(np.mean([np.log(point.throughput) for point in blocks])))
+        error = "it could not be measured" if name == "lost" else ""
+        return ModelFigures(name, "python", blocks, {"throughput": Estimate(value, value, value)}, error=error)
+
+    return CompareResult(tuple(figures(*each) for each in models.items()), "a", Load.closed(1), (), {})
+
+
+def test_one_that_failed_is_not_the_fastest() -> None:
+    found = result(a=points([100, 101, 99]), lost=points([500, 501]))
+    assert found.fastest == "a"
+    assert found.verdict == "a has the highest throughput"
+
+
+@pytest.mark.full
+def test_among_alike_models_the_best_is_seldom_called_better_than_another() -> None:
+    """The best of six is chosen by the very figures that it is judged by."""
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(400):
+        values = {name: points(list(rng.lognormal(5, 0.05, 6))) for name in "abcdef"}
+        wrong += result(**values).verdict.count(",") < 4  # not all five others are too close to call
+    assert wrong <= 0.05 * 400 + 2 * math.sqrt(0.05 * 0.95 * 400)
 
 
 def test_the_worst_example_is_shown_with_both_answers(server: wb.Server) -> None:

@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 
 from workbench.profiling.intervals import mean_of
+from workbench.profiling.load import Load
+from workbench.profiling.point import Point
 
 CONFIDENCE = 0.95
 
@@ -18,6 +20,21 @@ METRICS: Mapping[str, str] = MappingProxyType(
     {"throughput": "throughput", "mean_ms": "mean latency", "p50_ms": "p50", "p99_ms": "p99"}
 )
 """What is compared, by the field of a point; higher is better of the first, lower of the others."""
+
+FEWEST: Mapping[str, int] = MappingProxyType({"p95_ms": 20, "p99_ms": 100})
+"""So many requests a block must have for a percentile: of fewer it is the largest or so, which grows with their number,
+and is another figure for the side that answers more of them."""
+
+
+def deciding_metric(load: Load) -> str:
+    """By what two sides under a load are told apart: throughput where it is theirs; an open loop sets it, and leaves
+    the mean latency to them."""
+    return "mean_ms" if load.has_open else "throughput"
+
+
+def figure_of(point: Point, metric: str) -> float:
+    """A figure of a block; nan for a percentile of too few requests."""
+    return math.nan if point.n < FEWEST.get(metric, 0) else float(getattr(point, metric))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +55,9 @@ class Comparison:
         """In a sentence."""
         name = METRICS[self.metric]
         if math.isnan(self.low):
-            return f"{name}: no verdict, {self.pairs} pairs of blocks are too few"
+            least = FEWEST.get(self.metric)
+            of = f" with {least} requests or more" if least else ""
+            return f"{name}: no verdict, {self.pairs} pairs of blocks{of} are too few"
         interval = f"{self.low:+.1%} to {self.high:+.1%}"
         if not self.faster:
             return f"{name}: too close to call, B - A is between {interval}"

@@ -15,7 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.errors import InvalidRequest, WorkbenchError
-from workbench.profiling.ab_verdict import METRICS, Comparison, compare_pairs, confidence_of, looks
+from workbench.profiling.ab_verdict import (
+    METRICS,
+    Comparison,
+    compare_pairs,
+    confidence_of,
+    deciding_metric,
+    figure_of,
+    looks,
+)
 from workbench.profiling.interrupting import do_all, interrupt_stops
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measurer, failed_point
@@ -171,7 +179,7 @@ class Interleaver:
         self._options = options if options is not None else ABOptions()
         self._stop = stop if stop is not None else threading.Event()
         self._on_block = on_block
-        self._metric = self._options.metric or ("throughput" if load.kind == "closed" else "mean_ms")
+        self._metric = self._options.metric or deciding_metric(load)
         self.blocks: list[Block] = []
 
     def run(self) -> None:
@@ -216,7 +224,7 @@ class Interleaver:
         confidence = confidence_of(len(looks(self._options.pairs, self._options.max_pairs)))
         return {
             name: compare_pairs(
-                name, [getattr(p["A"], name) for p in pairs], [getattr(p["B"], name) for p in pairs], confidence
+                name, [figure_of(p["A"], name) for p in pairs], [figure_of(p["B"], name) for p in pairs], confidence
             )
             for name in METRICS
         }

@@ -18,7 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import InvalidRequest, WorkbenchError
-from workbench.profiling.ab_verdict import CONFIDENCE, METRICS, Comparison, compare_pairs
+from workbench.profiling.ab_verdict import (
+    CONFIDENCE,
+    FEWEST,
+    METRICS,
+    Comparison,
+    compare_pairs,
+    confidence_of,
+    deciding_metric,
+    figure_of,
+)
 from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.intervals import NOTHING, Estimate, mean_of
 from workbench.profiling.load import Load
@@ -60,7 +69,8 @@ class Startup:
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
     """One model: geometric means over its blocks, each with its 95 % interval (Student's, over blocks, for requests of
-    one block are not independent), ``against`` the reference figure by figure, and its ``drift`` from it."""
+    one block are not independent; a percentile only of blocks with requests enough for it), ``against`` the reference
+    figure by figure (each of them with 95 % for all models together), and its ``drift`` from it."""
 
     model: str
     backend: str
@@ -81,13 +91,14 @@ class ModelFigures:
         """One flat row."""
         row: dict[str, Any] = {"model": self.model, "backend": self.backend, "n": self.n}
         for name in SHOWN:
-            found = self.figures.get(name, NOTHING)
-            row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            figure = self.figures.get(name, NOTHING)
+            row |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
         row |= {"memory_mb": self.startup.memory_mb, "load_s": self.startup.load_s, "first_ms": self.startup.first_ms}
         speed = self.against.get("throughput")
         row["throughput_change"] = speed.change if speed else 0.0
         row["max_abs"] = self.drift.max_abs if self.drift else 0.0
-        row["verdict"] = self.error or (speed.text if speed else "the reference")
+        found = self.against.get(deciding_metric(self.blocks[0].load)) if self.blocks else None
+        row["verdict"] = self.error or (found.text if found else "the reference")
         return row
 
 
@@ -109,10 +120,17 @@ class CompareResult:
         raise KeyError(f"no model {model!r}; compared were {', '.join(each.model for each in self.models)}")
 
     @property
+    def metric(self) -> str:
+        """By what it is judged which is fastest; see ``deciding_metric``."""
+        return deciding_metric(self.load)
+
+    @property
     def fastest(self) -> str:
-        """The model with the highest throughput; empty where none was measured."""
-        found = [each for each in self.models if each.figures["throughput"].value > 0]
-        return max(found, key=lambda each: each.figures["throughput"].value).model if found else ""
+        """The model that is best in ``metric``, of those that did not fail; empty where none was measured."""
+        found = {each.model: each.figures[self.metric].value for each in self.models if not each.error}
+        known = {model: value for model, value in found.items() if value > 0}
+        best = max if self.metric == "throughput" else min
+        return best(known, key=lambda model: known[model]) if known else ""
 
     @property
     def verdict(self) -> str:
@@ -121,9 +139,13 @@ class CompareResult:
             return "no verdict: no model was measured"
         best = self[self.fastest]
         others = [each for each in self.models if each.model != best.model and not each.error]
-        compared = {each.model: _compare(each, best, len(others)) for each in others}
+        # The best is known after the fact only: each pair of models might have been the one that is looked at.
+        pairs = (len(others) + 1) * len(others) // 2
+        compared = {each.model: _compare(each, best, pairs, self.metric) for each in others}
         close = [name for name, found in compared.items() if not found.faster]
-        text = f"{best.model} has the highest throughput"
+        text = f"{best.model} has the " + (
+            "highest throughput" if self.metric == "throughput" else "lowest mean latency"
+        )
         if close:
             text += f"; too close to call: {', '.join(close)}"
         return text
@@ -171,7 +193,7 @@ class CompareResult:
         ]
         for each in self.models:
             if each.model != self.reference and not each.error:
-                lines.append(f"{each.model} (B) against {self.reference} (A): {each.against['throughput'].text}")
+                lines.append(f"{each.model} (B) against {self.reference} (A): {each.against[self.metric].text}")
             if each.drift is not None:
                 lines += [f"  {output.text}" for output in each.drift.outputs]
                 if each.drift.metric == each.drift.metric:
@@ -243,20 +265,31 @@ def _why(point: Point) -> list[str]:
     return [*point.reasons, *([f"{point.failed} requests failed"] if point.failed else [])][:1]
 
 
+def _too_short(blocks: Sequence[Point]) -> tuple[str, ...]:
+    """Which percentiles blocks of so few requests do not have."""
+    counts = [point.n for point in blocks if _usable(point)]
+    return tuple(
+        f"no {metric.removesuffix('_ms')}: it takes {least} requests in a block, there were {min(counts)}; "
+        "give duration_s"
+        for metric, least in FEWEST.items()
+        if counts and max(counts) < least
+    )
+
+
 def _compare(ours: ModelFigures, theirs: ModelFigures, count: int, metric: str = "throughput") -> Comparison:
     """One model (B) against another (A), over the rounds in which both were measured well."""
     pairs = [
-        (getattr(a, metric), getattr(b, metric))
+        (figure_of(a, metric), figure_of(b, metric))
         for a, b in zip(theirs.blocks, ours.blocks, strict=False)
         if _usable(a) and _usable(b)
     ]
-    confidence = 1 - (1 - CONFIDENCE) / max(1, count)  # so that all comparisons together err as rarely as one
+    confidence = confidence_of(max(1, count))  # so that the comparisons of all models in it err as rarely as one
     return compare_pairs(metric, [a for a, _ in pairs], [b for _, b in pairs], confidence)
 
 
 def _figure(blocks: Sequence[Point], metric: str) -> Estimate:
     """The geometric mean of the blocks' figures with its interval: what slows a block does so by a factor."""
-    found = np.array([getattr(point, metric) for point in blocks if _usable(point)])
+    found = np.array([figure_of(point, metric) for point in blocks if _usable(point)])
     logs = mean_of(np.log(found[found > 0]), CONFIDENCE)
     return Estimate(*(math.exp(end) for end in (logs.value, logs.low, logs.high)))
 
@@ -345,10 +378,10 @@ def compare(
             name,
             str(configs[name].get("backend") or configs[name].get("platform") or ""),
             tuple(blocks[name]),
-            {metric: _figure(blocks[name], metric) for metric in SHOWN},
+            {metric: _figure(blocks[name], metric) for metric in (*SHOWN, "mean_ms")},
             drift=drifts.get(name),
             startup=starts.get(name, Startup()),
-            notes=side.notes(name),
+            notes=(*side.notes(name), *_too_short(blocks[name])),
             error=errors.get(name, ""),
         )
         for name in names
