@@ -57,6 +57,30 @@ def test_a_file_says_what_is_sent(
     assert "no such file of inputs" in "".join(capsys.readouterr())
 
 
+def test_why_requests_failed_and_priorities_that_change_nothing_are_said(
+    runs: str, tmp_path: Path, server: WorkbenchServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = tmp_path / "classes.json"
+    classes.write_text(json.dumps({"fits": {"rate": 50, "priority": 1}, "not": {"rate": 20, "batch_size": 4}}))
+    server.configure("magika", max_batch_size=2)
+    try:
+        main(["profile", "magika", "--server", "cli-test", "--classes", str(classes), "--runs", runs, *FAST])
+        shown = capsys.readouterr().out
+    finally:
+        server.configure("magika", max_batch_size=16)
+    assert "failed: [request id: <id_unknown>] inference request batch-size must be <= 2" in shown, shown
+    assert "priorities change nothing: 'magika' has no dynamic_batching.priority_levels" in shown
+
+
+def test_a_capture_without_a_request_writes_nothing_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = tmp_path / "none.trace.npz"
+    assert main(["capture", "magika", "--server", "cli-test", "--for-s", "0.05", "--to", str(to)]) == 1
+    assert "nothing was written" in capsys.readouterr().out
+    assert not to.exists()
+
+
 def test_streams_have_a_table_of_their_own(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["profile", "magika", "--server", "cli-test", "--streaming", "--runs", runs, *FAST])
     shown = capsys.readouterr().out

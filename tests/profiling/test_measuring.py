@@ -79,6 +79,7 @@ def test_errors_are_counted_by_their_text() -> None:
         point = measure(ServerTarget(server.url), "m", Load.closed(4, **short()), inputs=INPUTS)
         assert point.failed > 5
         assert list(point.errors) == [ERROR]
+        assert f"failed      {ERROR}" in repr(point)
         assert point.n > point.failed
         assert server.received == server.success + server.fail
     assert any("requests failed" in note for note in point.notes)
@@ -214,6 +215,15 @@ def test_random_inputs_are_said_to_be_random() -> None:
         assert len(server.bodies) == 16  # different requests in rotation
     assert point.inputs == "random"
     assert any("random numbers" in note for note in point.notes)
+
+
+def test_a_load_shows_what_it_sends_and_for_how_long() -> None:
+    parts = {"interactive": Load.open(20, priority=1), "bulk": Load.closed(2, batch_size=8)}
+    assert repr(Load.classes(parts, duration_s=3)).splitlines() == [
+        "Load, 3 to 6 s after 0.5 to 5 s of warm-up, seed 1:",
+        "  interactive: 20/s poisson priority 1",
+        "  bulk: concurrency 2 × 8 rows",
+    ]
 
 
 def test_the_same_seed_gives_the_same_arrivals() -> None:

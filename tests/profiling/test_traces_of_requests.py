@@ -21,7 +21,7 @@ def test_how_a_request_came_and_what_it_asked_of_its_outputs_are_in_the_file(tmp
     assert path.stat().st_mode & 0o777 == 0o600
     trace = Trace.load(path)
     assert trace.class_of.tolist() == [0, 1, 2, 0]
-    assert [kind.name for kind in trace.classes] == ["m", "m grpc", "m http"]
+    assert [kind.name for kind in trace.classes] == ["m http", "m grpc", "m http (2)"]
     made = [trace.request(number, 0) for number in trace.class_of]
     assert [each.front for each in made] == ["http", "grpc", "http", "http"]
     assert [dict(each.outputs[0].parameters) for each in made] == [{}, {}, {"classification": 2}, {}]

@@ -50,4 +50,6 @@ def run(args: argparse.Namespace) -> int:
         print(capture)
         if len(capture):
             print(f"{to}: workbench profile {args.model} --replay {to}, or wb.Load.replay({str(to)!r})")
+        else:
+            print(f"nothing came, so nothing was written: have the clients send '{args.model}' requests meanwhile")
     return 0 if len(capture) else 1

@@ -182,7 +182,7 @@ def print_classes(points: Any, paths: Sequence[str] = ()) -> None:
 
 def say_reasons(points: Any) -> None:
     """Prints why points are not valid, not stable or failed: each reason once, with the points that it is about."""
-    from workbench.profiling.requests import RANDOM_INPUTS
+    from workbench.profiling.requests import NO_PRIORITIES, RANDOM_INPUTS
     from workbench.tuning.choice import describe
 
     about: dict[str, list[str]] = {}
@@ -193,5 +193,11 @@ def say_reasons(points: Any) -> None:
     for reason, places in about.items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         print(f"  ! {places[0]}{more}: {reason}")
-    for note in dict.fromkeys(note for point in points for note in point.notes if note.startswith(RANDOM_INPUTS)):
+    for point in points:
+        for text in list(point.errors)[:3]:
+            print(f"  ! {describe(point)}: failed: {text}")
+    told = (RANDOM_INPUTS, NO_PRIORITIES)
+    for note in dict.fromkeys(note for point in points for note in point.notes if note.startswith(told)):
         print(f"  {note}")
+    if any("measure for" in reason for point in points for reason in point.reasons):
+        print("  a longer window: -p MILLISECONDS")

@@ -242,6 +242,7 @@ class Point:
         if self.load.streaming:
             lines[3:3] = self._stream_lines()
         lines += [figures.line(name) for name, figures in self.classes.items()]
+        lines += [f"  failed      {text}" for text in list(self.errors)[:3]]
         lines += [f"  why: {reason}" for reason in self.reasons]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)

@@ -37,7 +37,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ class Trace:
             np.array(book.input_of, np.int32),
             np.array(book.sequence_of, np.int64),
             np.array(book.flags, np.uint8),
-            tuple(book.classes.values()),
+            book.classes(),
             tuple(book.inputs),
             source,
             tuple(notes),
@@ -297,7 +297,7 @@ class _Book:
         self.input_of: list[int] = []
         self.sequence_of: list[int] = []
         self.flags: list[int] = []
-        self.classes: dict[str, TraceClass] = {}
+        self._classes: list[TraceClass] = []
         self.inputs: list[tuple[Tensor, ...]] = []
         self._class_at: dict[str, int] = {}
         self._input_at: dict[bytes, int] = {}
@@ -321,17 +321,24 @@ class _Book:
         key = repr((request.model_name, request.model_version, request.priority, request.timeout, parameters, outputs,
                     streaming, request.front))  # fmt: skip
         if key not in self._class_at:
-            name = request.model_name + (f" priority {request.priority}" if request.priority else "")
-            taken = {other.name for other in self.classes.values()}
-            if name in taken and request.front:
-                name = f"{name} {request.front}"
+            self._class_at[key] = len(self._classes)
+            self._classes.append(kind)
+        return self._class_at[key]
+
+    def classes(self) -> tuple[TraceClass, ...]:
+        """The classes, each with a name of its own; the front end is in it where requests came over several."""
+        bases = [kind.model + (f" priority {kind.priority}" if kind.priority else "") for kind in self._classes]
+        fronts = {base: {kind.front for kind, own in zip(self._classes, bases, strict=True) if own == base}
+                  for base in bases}  # fmt: skip
+        named: dict[str, TraceClass] = {}
+        for base, kind in zip(bases, self._classes, strict=True):
+            name = f"{base} {kind.front}".rstrip() if len(fronts[base]) > 1 else base
             unique, count = name, 1
-            while unique in taken:
+            while unique in named:
                 count += 1
                 unique = f"{name} ({count})"
-            self._class_at[key] = len(self.classes)
-            self.classes[key] = TraceClass(unique, *[getattr(kind, part) for part in list(asdict(kind))[1:]])
-        return self._class_at[key]
+            named[unique] = replace(kind, name=unique)
+        return tuple(named.values())
 
     def _input(self, tensors: Sequence[Tensor]) -> int:
         if not tensors:
