@@ -184,7 +184,7 @@ def test_each_class_has_its_own_load_and_figures(server: Any, book: Any, tmp_pat
     )
     result = server.sweep(
         "notes", {}, load=load, inputs={"urgent": {"X": [[1]]}, "bulk": {"X": [[2]] * 4}}, store=tmp_path,
-        show_progress=False,
+        show_progress=False, keep_samples=True,
     )  # fmt: skip
     (point,) = result
     assert list(point.classes) == ["urgent", "bulk", "stateful"]
@@ -211,6 +211,9 @@ def test_each_class_has_its_own_load_and_figures(server: Any, book: Any, tmp_pat
         assert Point.from_json(next(iter(run.points()))).to_json() == point.to_json()
         assert "urgent_p50_ms" in run.frame().columns
         assert run.points()[0]["label"] == load.label
+        kept = run.samples(int(run.points()[0]["id"]))
+        gaps = np.diff(kept["scheduled"][kept["class_of"] == 0])  # of the urgent ones alone: 60/s, and evenly
+        assert np.median(gaps) == pytest.approx(1e9 / 60, rel=0.01)
 
 
 def test_the_failures_of_a_class_are_its_own(server: Any) -> None:

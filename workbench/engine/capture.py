@@ -282,6 +282,8 @@ class Captures:
             self.running[capture.model] = left
         else:
             del self.running[capture.model]
+        if not self.running:
+            self._heads.clear()  # they name clients
         capture.ended, capture.ended_by = self._clock(), why
         if capture.timer is not None:
             capture.timer.cancel()

@@ -473,9 +473,8 @@ def _mean_rows(
 def _whole_flags(trace: Trace) -> list[int]:
     """Flags by which every sequence begins and ends, also where the recording began or ended within it."""
     flags = trace.flags.copy()
-    of = trace.sequence_of
-    for number in np.unique(of[of > 0]).tolist():
-        rows = np.flatnonzero(of == number)
-        flags[rows[0]] |= START
-        flags[rows[-1]] |= END
+    numbers, first = np.unique(trace.sequence_of, return_index=True)
+    _, last = np.unique(trace.sequence_of[::-1], return_index=True)
+    flags[first[numbers > 0]] |= START
+    flags[len(flags) - 1 - last[numbers > 0]] |= END
     return [int(flag) for flag in flags]

@@ -223,7 +223,9 @@ class Sweeper:
         number = write_point(run, point, outcome.key, self._resumed.outdated(point))
         if outcome.samples is not None:
             streamed = ("response_of", "response_at") if point.load.streaming else ()
-            stamps = ("scheduled", "sent", "done", "status", *streamed)
+            classes = ("class_of",) if point.classes else ()
+            held = ("held",) if outcome.samples.held.any() else ()
+            stamps = ("scheduled", "sent", "done", "status", *streamed, *classes, *held)
             run.add_samples(number, {name: getattr(outcome.samples, name) for name in stamps})
             if outcome.records is not None:
                 run.add_records(number, outcome.records)

@@ -159,7 +159,9 @@ class Run:
         return decode_columns(header.encode(), data)
 
     def samples(self, point: int) -> dict[str, NDArray[Any]]:
-        """The generator's stamps of a point: ``scheduled``, ``sent``, ``done`` (ns), ``status``.
+        """The generator's stamps of a point: ``scheduled``, ``sent``, ``done`` (ns), ``status``; of streams also
+        ``response_of`` and ``response_at``, of several classes ``class_of`` (in the order of the point's ``classes``),
+        of sequences that kept requests waiting ``held``.
 
         Raises:
             NotFound: none were kept.
