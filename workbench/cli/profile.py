@@ -6,6 +6,7 @@ import argparse
 import json
 
 from workbench.cli.load_arguments import add_load_arguments, load_options
+from workbench.cli.ray_arguments import add_ray_arguments, ray_of
 from workbench.cli.targets import (
     POINT_HEADERS,
     add_server_arguments,
@@ -25,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     add_server_arguments(parser)
     add_load_arguments(parser)
+    add_ray_arguments(
+        parser.add_argument_group("other machines"),
+        "where the --generators run: on this machine, or on a Ray cluster's nodes, one for each of its resource",
+    )
     parser.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="points as JSON")
 
@@ -34,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
     server = open_server(args)
     try:
         result = server.sweep(
-            args.model, {}, store=args.runs, show_progress=not args.json, kind="profile", **load_options(args)
-        )
+            args.model, {}, store=args.runs, show_progress=not args.json, kind="profile", generators_on=ray_of(args),
+            **load_options(args),
+        )  # fmt: skip
     finally:
         server.close()
     points = list(result)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.load_arguments import add_load_arguments, load_options
+from workbench.cli.ray_arguments import add_ray_arguments, ray_of
 from workbench.cli.targets import (
     POINT_HEADERS,
     add_server_arguments,
@@ -79,20 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_machines(group: Any) -> None:
-    group.add_argument(
-        "--executor",
-        choices=["local", "ray"],
-        default="local",
-        help="where to measure: at the server, or on a Ray cluster whose workers serve the repository "
-        "(default: %(default)s)",
-    )
-    group.add_argument("--ray-address", default="auto", metavar="ADDRESS", help="the cluster's (default: %(default)s)")
-    group.add_argument(
-        "--ray-resource",
-        default="device",
-        metavar="NAME",
-        help="what a node offers for each device: --resources='{\"NAME\": 1}', or GPU (default: %(default)s)",
-    )
+    add_ray_arguments(group, "where to measure: at the server, or on a Ray cluster whose workers serve the repository")
     group.add_argument("--ray-repository", metavar="DIR", help="where the repository lies on the nodes, if elsewhere")
     group.add_argument("--write-shards", metavar="DIR", help="measure nothing: divide the sweep into files")
     group.add_argument("--shards", type=int, default=2, metavar="N", help="how many (default: %(default)s)")
@@ -149,11 +137,7 @@ def _server(args: argparse.Namespace, *models: str) -> Iterator[Server]:
 
 
 def _executor(args: argparse.Namespace) -> Any:
-    if args.executor != "ray":
-        return None
-    from workbench.distributed import Ray
-
-    return Ray(args.ray_address, args.ray_resource, repository=args.ray_repository or ())
+    return ray_of(args, repository=args.ray_repository or ())
 
 
 def _told(result: Any, args: argparse.Namespace, p99_ms: float | None) -> tuple[dict[str, Any], int]:

@@ -13,18 +13,25 @@ worker holds all that its node offers for the whole sweep, so two sweeps wait fo
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from workbench import __version__
 from workbench.clock import monotonic_ns
+from workbench.distributed.ray_connection import (
+    cause_of,
+    connect,
+    explained,
+    import_ray,
+    lacking,
+    offers,
+    options_on,
+)
 from workbench.distributed.serving import InputFile, Serving
 from workbench.distributed.worker import Surroundings, Worker
-from workbench.errors import ConnectionFailed, InvalidRequest, NotReady, Unsupported, WorkbenchError
+from workbench.errors import InvalidRequest, NotReady, WorkbenchError
 from workbench.profiling.executing import Deliver, Item, Outcome, Work, text_of
 from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.measuring import failed_point
@@ -135,34 +142,11 @@ class RayExecutor:
         self._stop = stop
         self._file = InputFile.of(work.inputs)
         self._work = replace(work, inputs=None) if self._file is not None else work
-        self._ray = _import_ray()
-        if not self._ray.is_initialized():
-            self._connect()
+        self._ray = import_ray()
+        self._connected = connect(self._ray, self._settings)
         if not self._offers():
-            raise Unsupported(
-                f"no node of the cluster offers the resource '{self._settings.resource}'",
-                where=f"{self.where}: {_resources(self._ray.nodes())}",
-                hint=f"""start each with --resources='{{"{self._settings.resource}": 1}}', or name another: """
-                'Ray(resource="GPU")',
-            )
+            raise lacking(self._settings, self._ray)
         self._recruit()
-
-    def _connect(self) -> None:
-        try:
-            self._ray.init(
-                address=self._settings.address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                include_dashboard=False if self._settings.address == "local" else None,
-            )
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            raise ConnectionFailed(
-                f"there is no Ray cluster to connect to: {str(error).strip().splitlines()[0]}",
-                where=self._settings.address,
-                hint="start one (ray start --head --resources='{\"device\": 1}'), or give Ray(address=...)",
-            ) from error
-        self._connected = True
 
     def close(self) -> str:
         """Ends the workers and their servers; disconnects where ``open`` has connected."""
@@ -192,9 +176,7 @@ class RayExecutor:
 
     def _offers(self) -> list[tuple[str, int]]:
         """The nodes that are alive, each with how many devices it offers."""
-        name = self._settings.resource
-        found = [(node["NodeID"], int(node["Resources"].get(name, 0))) for node in self._ray.nodes() if node["Alive"]]
-        return [(node, count) for node, count in sorted(found) if count > 0]
+        return [(node["NodeID"], count) for node, count in offers(self._settings, self._ray)]
 
     def _recruit(self) -> None:
         """Has a worker serve on each node.
@@ -222,7 +204,7 @@ class RayExecutor:
                         self._remarks.append(f"node {member.node[:8]}: {about['note']}")
                     member.idle_since = monotonic_ns()
                 except Exception as error:
-                    errors[member.node] = _cause(error)
+                    errors[member.node] = cause_of(error)
                     self._drop(member)
         for member in waiting.values():
             errors[member.node] = NotReady(
@@ -231,28 +213,16 @@ class RayExecutor:
                 hint="another sweep may hold it; Ray(start_s=...) waits longer",
             )
             self._drop(member)
-        explained = [_explained(error, node, self._serving) for node, error in errors.items()]
-        if not self._members and explained and not self._stop.is_set():
-            raise explained[0]
-        self._remarks += [f"a node takes no part: {error.message} ({error.where})" for error in explained]
+        doing = f"serving {', '.join(self._serving.repositories)}"
+        reasons = [explained(error, node, doing) for node, error in errors.items()]
+        if not self._members and reasons and not self._stop.is_set():
+            raise reasons[0]
+        self._remarks += [f"a node takes no part: {error.message} ({error.where})" for error in reasons]
         if self._members:
             self._one_kind()
 
     def _actor(self, node: str, count: int) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        settings = self._settings
-        options: dict[str, Any] = {"num_cpus": 0}
-        if settings.resource in ("CPU", "GPU"):
-            options[f"num_{settings.resource.lower()}s"] = count
-        else:
-            options["resources"] = {settings.resource: count}
-        if settings.runtime_env is not None:
-            options["runtime_env"] = dict(settings.runtime_env)
-        made = self._ray.remote(Worker).options(
-            max_concurrency=2, max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False), **options,
-        )  # fmt: skip
+        made = self._ray.remote(Worker).options(max_concurrency=2, **options_on(node, count, self._settings))
         return made.remote(self._serving, self._work, self._file, Surroundings.here(), node[:8])
 
     def _one_kind(self) -> None:
@@ -343,7 +313,7 @@ class RayExecutor:
         try:
             outcome, broken = self._ray.get(member.running)
         except Exception as error:
-            why = f"node {member.node[:8]} was lost: {text_of(_cause(error)).strip().splitlines()[0]}"
+            why = f"node {member.node[:8]} was lost: {text_of(cause_of(error)).strip().splitlines()[0]}"
             self._lost(member, why, books, deliver)
             return
         if broken or outcome is None:
@@ -390,44 +360,3 @@ class RayExecutor:
             point = replace(outcome.point, notes=(*outcome.point.notes, *notes))
             outcome = replace(outcome, point=point)
         deliver(outcome)
-
-
-def _cause(error: Exception) -> Exception:
-    """What a worker raised, without Ray's wrapping."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else error
-
-
-def _explained(error: Exception, node: str, serving: Serving) -> WorkbenchError:
-    """Why a node cannot measure, in words."""
-    if isinstance(error, WorkbenchError):
-        error.where = f"node {node[:8]}: {error.where}"
-        return error
-    text = str(error)
-    if "No module named 'workbench" in text or "ModuleNotFoundError" in text or "AttributeError" in text:
-        return Unsupported(
-            "the node does not have this package, or another version of it",
-            where=f"node {node[:8]}: {text.strip().splitlines()[-1]}",
-            hint=f"install it there: pip install 'serving-workbench=={__version__}', or Ray(runtime_env=...)",
-        )
-    return Unsupported(
-        f"no worker could be started: {text.strip().splitlines()[0]}",
-        where=f"node {node[:8]}, serving {', '.join(serving.repositories)}",
-    )
-
-
-def _resources(nodes: Sequence[Mapping[str, Any]]) -> str:
-    parts = []
-    for node in nodes:
-        if node["Alive"]:
-            names = sorted(name for name in node["Resources"] if not name.startswith("node:"))
-            parts.append(f"node {node['NodeID'][:8]} has {', '.join(names) or 'none'}")
-    return "; ".join(parts) or "no node is alive"
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise Unsupported("Ray is not installed", hint="pip install 'serving-workbench[ray]'") from error
-    return ray

@@ -66,6 +66,25 @@ def _extra_path() -> list[str]:
     return [] if here in known else [here]
 
 
+def samples_in(frame: Frame, url: str) -> Samples | None:
+    """The samples, where a generator's frame has them; None where the run goes on.
+
+    Raises:
+        ConnectionFailed: the frame says that nobody answers at the address.
+        InternalError: it says that the run failed.
+    """
+    head, blob = frame
+    if head["event"] == "unreachable":
+        raise ConnectionFailed(
+            f"no server answers at {url}: {head['text']}",
+            where=url,
+            hint="check that the server runs and that address and port are right",
+        )
+    if head["event"] == "failed":
+        raise InternalError(f"the load generator failed: {head['text']}", where=url)
+    return unpack(head, blob) if head["event"] == "done" else None
+
+
 class GeneratorProcess:
     """A load generator in a process of its own, used for one run after the other. Not thread-safe.
 
@@ -208,16 +227,7 @@ class GeneratorProcess:
         """
         if frame is None:
             raise InternalError(f"the load generator ended during a run{self._last_words()}", where=url)
-        head, blob = frame
-        if head["event"] == "unreachable":
-            raise ConnectionFailed(
-                f"no server answers at {url}: {head['text']}",
-                where=url,
-                hint="check that the server runs and that address and port are right",
-            )
-        if head["event"] == "failed":
-            raise InternalError(f"the load generator failed: {head['text']}", where=url)
-        return unpack(head, blob) if head["event"] == "done" else None
+        return samples_in(frame, url)
 
     def tell(self, head: dict[str, Any], blob: bytes = b"") -> None:
         """Sends a command.

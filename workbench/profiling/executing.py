@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from workbench.errors import ConnectionFailed, WorkbenchError
+from workbench.profiling.generators import Place
 from workbench.profiling.interrupting import do_all
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measured, Measurer, failed_point
@@ -118,15 +119,23 @@ class Bench:
         work: what all items share.
         known: keys of points that are there already.
         stop: once set, a measurement ends at once and gives what it has.
+        place: where the load comes from; None: from this machine.
     """
 
-    def __init__(self, target: Configurable, work: Work, known: Collection[str], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        target: Configurable,
+        work: Work,
+        known: Collection[str],
+        stop: threading.Event,
+        place: Place | None = None,
+    ) -> None:
         self._target = target
         self._work = work
         self.known = known
         self._stop = stop
-        self._keys = PointKeys(target, work.model, work.inputs, work.content)
-        self._measurer = Measurer(target, work.model, inputs=work.inputs, stop=stop, options=work.measure)
+        self._keys = PointKeys(target, work.model, work.inputs, work.content, sent_from=place.where if place else "")
+        self._measurer = Measurer(target, work.model, inputs=work.inputs, stop=stop, options=work.measure, place=place)
         self._applied: Mapping[str, Any] | None = None
         self._refused = ""
         self._unreachable = 0
@@ -233,10 +242,12 @@ class LocalExecutor:
 
     Args:
         target: the server.
+        place: where the load comes from; None: from this machine.
     """
 
-    def __init__(self, target: Configurable) -> None:
+    def __init__(self, target: Configurable, place: Place | None = None) -> None:
         self._target = target
+        self._place = place
         self._work: Work | None = None
         self._stop = threading.Event()
         self._held: list[str] = []
@@ -251,8 +262,11 @@ class LocalExecutor:
 
         Raises:
             NotReady: somebody else has one of them.
+            WorkbenchError: the place that the load is to come from cannot be reached.
         """
         self._work, self._stop = work, stop
+        if self._place is not None:
+            self._place.open(stop)
         hold = getattr(self._target, "hold", None)
         if hold is not None:
             hold(work.models, f"sweep of '{work.model}'")
@@ -261,7 +275,7 @@ class LocalExecutor:
     def run(self, items: Sequence[Item], known: Collection[str], deliver: Deliver) -> str:
         """Measures the items in their order; see ``Executor``."""
         assert self._work is not None, "open comes first"
-        bench = Bench(self._target, self._work, known, self._stop)
+        bench = Bench(self._target, self._work, known, self._stop, self._place)
         try:
             for item in items:
                 if self._stop.is_set():
@@ -277,6 +291,8 @@ class LocalExecutor:
 
     def close(self) -> str:
         """Has the original configuration applied; on a thread, so that another Ctrl-C does not keep it from that."""
+        if self._place is not None:
+            self._place.close()
         models = self._held or list(self._work.swept if self._work is not None else ())
         complaints: list[str] = []
         if self._work is None or not models:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,64 @@ from workbench.profiling.samples import Samples
 from workbench.profiling.stability import known_well, warm
 
 _LEAD_NS = 20_000_000
-"""A turn is announced so long before it comes, so that all have heard of it."""
+"""A turn is announced so long before it comes, so that all processes of this machine have heard of it."""
 
 _LOOK_NS = 100_000_000
 """Whether it is long enough is judged so often; generators tell no more often either."""
+
+
+class Generator(Protocol):
+    """One of several generators, as ``GeneratorProcess`` is one; its stamps and times are of the clock here."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, while it lives."""
+
+    def launch(self) -> bool:
+        """Starts it without waiting until it is there; False where it runs already."""
+
+    def greet(self) -> None:
+        """Waits until one that was launched is there."""
+
+    def begin(self, job: Job, offsets: NDArray[np.int64], *, led: bool = False) -> None:
+        """Hands over a run."""
+
+    def heard(self) -> list[Frame | None]:
+        """What it has said since the last time, without waiting; None at the end where it has ended."""
+
+    def tell(self, head: dict[str, Any], blob: bytes = b"") -> None:
+        """Sends a command."""
+
+    def result(self, frame: Frame | None, url: str) -> Samples | None:
+        """The samples where a frame has them; None where the run goes on."""
+
+    def close(self) -> None:
+        """Ends it, also in the middle of a run."""
+
+
+class Place(Protocol):
+    """Where generators run, if not on this machine. ``close`` is called in any case, also when ``open`` has failed."""
+
+    lead_ns: int
+    """How long before it comes a turn is announced, so that all have heard of it."""
+
+    @property
+    def where(self) -> str:
+        """Words for it."""
+
+    def open(self, stop: threading.Event) -> None:
+        """Gets hold of the machines, before anything is measured.
+
+        Args:
+            stop: once set, nothing more is waited for.
+        """
+
+    def make(self) -> Generator:
+        """One more generator, which runs once it is launched."""
+
+    def close(self) -> None:
+        """Ends all of them and lets go of the machines."""
+
 
 Phase = Literal["connecting", "warm-up", "opening", "window", "ending"]
 
@@ -34,10 +88,11 @@ Phase = Literal["connecting", "warm-up", "opening", "window", "ending"]
 class Generators:
     """As many generators as a load asks for, kept from one run to the next. Not thread-safe."""
 
-    def __init__(self, *, clock: Clock = monotonic_ns) -> None:
+    def __init__(self, *, clock: Clock = monotonic_ns, place: Place | None = None) -> None:
         self._clock = clock
+        self._place = place
         self._news = threading.Event()
-        self._processes: list[GeneratorProcess] = []
+        self._processes: list[Generator] = []
 
     @property
     def pids(self) -> list[int]:
@@ -58,17 +113,23 @@ class Generators:
                 f"{count} generators cannot divide {load.sequences} sequences at once", hint=f"sequences={count}"
             )
         while len(self._processes) < count:
-            self._processes.append(GeneratorProcess(clock=self._clock, news=self._news))
-        if count == 1:
-            return self._processes[0].run(job, on_event, stop)
+            self._processes.append(self._made())
         chosen = self._processes[:count]
+        if count == 1 and isinstance(chosen[0], GeneratorProcess):
+            return chosen[0].run(job, on_event, stop)
         try:
             for process in [each for each in chosen if each.launch()]:
                 process.greet()
-            return _Lead(chosen, job, on_event, stop, self._news, self._clock).run()
+            lead_ns = _LEAD_NS if self._place is None else self._place.lead_ns
+            return _Lead(chosen, job, on_event, stop, self._news, self._clock, lead_ns).run()
         except BaseException:
             self.close()
             raise
+
+    def _made(self) -> Generator:
+        if self._place is not None:
+            return self._place.make()
+        return GeneratorProcess(clock=self._clock, news=self._news)
 
     def close(self) -> None:
         """Ends the processes, also in the middle of a run. May be called twice."""
@@ -87,14 +148,16 @@ class _Lead:
 
     def __init__(
         self,
-        processes: list[GeneratorProcess],
+        processes: list[Generator],
         job: Job,
         on_event: OnEvent,
         stop: threading.Event | None,
         news: threading.Event,
         clock: Clock,
+        lead_ns: int,
     ) -> None:
         self._processes = processes
+        self._lead_ns = lead_ns
         self._job = job
         self._load = job.load
         self._on_event = on_event
@@ -187,14 +250,14 @@ class _Lead:
     def _advance(self, now: int) -> None:
         load, phase = self._load, self._phase
         if phase == "connecting" and len(self._ready) == len(self._processes):
-            self._start = self._turn("begin", now + _LEAD_NS)
+            self._start = self._turn("begin", now + self._lead_ns)
             self._phase = "warm-up"
-        elif phase == "warm-up" and now >= max(self._start + int(load.warmup_s * 1e9) - _LEAD_NS, self._look):
+        elif phase == "warm-up" and now >= max(self._start + int(load.warmup_s * 1e9) - self._lead_ns, self._look):
             self._look = now + _LOOK_NS
             settled = load.warmup_s == 0 or not load.settles or self._settled()
-            if settled or now >= self._start + int(load.longest_warmup_s * 1e9) - _LEAD_NS:
+            if settled or now >= self._start + int(load.longest_warmup_s * 1e9) - self._lead_ns:
                 self._warm = settled
-                self._window[0] = self._turn("open", max(now + _LEAD_NS, self._start))
+                self._window[0] = self._turn("open", max(now + self._lead_ns, self._start))
                 self._phase = "opening"
         elif phase == "opening" and now >= self._window[0]:
             self._phase = "window"

@@ -20,7 +20,7 @@ from workbench.profiling.device import device_kind
 from workbench.profiling.driver import Job
 from workbench.profiling.encoding import encode
 from workbench.profiling.figures import batch_reasons, client_fields, cpu_fields, server_fields, stream_fields
-from workbench.profiling.generators import Generators
+from workbench.profiling.generators import Generators, Place
 from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.kernel_load import KernelLoad
 from workbench.profiling.load import Load
@@ -67,6 +67,7 @@ class Measurer:
         stop: once set, a measurement ends at once and gives what it has.
         on_event: hears ``{"event": "window" | "window_end" | "progress", ...}`` during a measurement.
         options: how strictly points are judged.
+        place: where the load comes from; None: from processes of this machine.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Measurer:
         stop: threading.Event | None = None,
         on_event: Callable[[Mapping[str, Any]], None] | None = None,
         options: MeasureOptions | None = None,
+        place: Place | None = None,
     ) -> None:
         self.target = target
         self.model = model
@@ -85,7 +87,7 @@ class Measurer:
         self._stop = stop if stop is not None else threading.Event()
         self._on_event = on_event
         self._options = options if options is not None else MeasureOptions()
-        self._generators = Generators(clock=self._options.clock)
+        self._generators = Generators(clock=self._options.clock, place=place)
         self._cursor = -1
         self._environment: dict[str, Any] | None = None
 

@@ -53,7 +53,9 @@ def merge(parts: Sequence[Samples]) -> Samples:
     """The samples of one load that several generators have sent, as if one had.
 
     The window is what all of them measured. ``extra["generators"]`` keeps what each one did: ``n`` requests scheduled
-    in the window, ``lag_p50_ms`` and ``lag_p99_ms`` of their sends, ``cpu_s``.
+    in the window, ``lag_p50_ms`` and ``lag_p99_ms`` of their sends, ``cpu_s``; and where it was, if that was elsewhere
+    (``extra["place"]``: ``node``, whether that is ``here``, on this machine, and ``uncertainty_ms`` of its clock).
+    ``cpu_s`` of the whole is that of this machine.
 
     Args:
         parts: at least one; their stamps are of one clock.
@@ -80,7 +82,7 @@ def merge(parts: Sequence[Samples]) -> Samples:
         window=window,
         stopped=any(part.stopped for part in parts),
         drained=all(part.drained for part in parts),
-        cpu_s=sum(part.cpu_s for part in parts),
+        cpu_s=sum(part.cpu_s for part in parts if part.extra.get("place", {}).get("here", True)),
         extra={
             "connections": sum(int(part.extra.get("connections", 0)) for part in parts),
             "nice": max(int(part.extra.get("nice", 0)) for part in parts),
@@ -116,4 +118,4 @@ def _told_of(part: Samples, window: tuple[int, int]) -> Mapping[str, Any]:
     inside &= ~_held(part)
     lag = np.sort((part.sent - part.scheduled)[inside] / 1e6)
     told: dict[str, Any] = {"n": len(lag), "lag_p50_ms": nearest_rank(lag, 0.5), "lag_p99_ms": nearest_rank(lag, 0.99)}
-    return {**told, "cpu_s": part.cpu_s}
+    return {**told, "cpu_s": part.cpu_s, **part.extra.get("place", {})}

@@ -30,13 +30,15 @@ class PointKeys:
         model: its model.
         inputs: what is sent.
         content: what the model's files are, in the caller's words, where they are not on this machine.
+        sent_from: where the load comes from, if not from this machine.
     """
 
-    def __init__(self, target: Target, model: str, inputs: Inputs, content: str = "") -> None:
+    def __init__(self, target: Target, model: str, inputs: Inputs, content: str = "", *, sent_from: str = "") -> None:
         self._target = target
         self._model = model
         self._inputs = inputs
         self._content = content
+        self._sent_from = {"sent_from": sent_from} if sent_from else {}
         self._about: dict[str, Any] | None = None
         self._composing: list[str] | None = None
 
@@ -61,6 +63,7 @@ class PointKeys:
                 # what is measured elsewhere was measured by another machine than this one
                 "server": "" if pid_of(self._target) is not None else self._target.url,
                 "protocol": self._target.protocol,
+                **self._sent_from,
             }
         steps = {model: swept.get(model) or self._target.model_config(model) for model in self._steps()}
         streaming = load.streaming or bool((config.get("model_transaction_policy") or {}).get("decoupled"))

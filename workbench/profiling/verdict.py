@@ -84,6 +84,9 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
             f"the warm-up had not settled after {samples.extra['warmup_s']:.1f} s: max_warmup_s gives it longer"
         )
     reasons += _lag(evidence, options)
+    unsure, told = _elsewhere(evidence, options)
+    reasons += unsure
+    notes += told
     stalls = stalls_between(target, samples.window)
     if stalls:
         text = f"the server's event loop stood still {len(stalls)} times, {sum(stalls):.0f} ms in all"
@@ -153,6 +156,28 @@ def _lag(evidence: Evidence, options: MeasureOptions) -> list[str]:
         "(the machine is too busy for this load)"
         for who, (lag, of) in late.items()
     ]
+
+
+def _elsewhere(evidence: Evidence, options: MeasureOptions) -> tuple[list[str], list[str]]:
+    """Whether the clocks of generators on other machines are known well enough, and what is to be known of them.
+
+    Their latencies are by one clock each; but when they sent, and which arrivals the window has, is as far off.
+    """
+    far = [each for each in evidence.samples.extra.get("generators", ()) if "node" in each]
+    if not far:
+        return [], []
+    worst = max(far, key=lambda each: float(each["uncertainty_ms"]))
+    known = float(worst["uncertainty_ms"])
+    nodes = ", ".join(dict.fromkeys(str(each["node"]) for each in far))
+    count = f"{len(far)} generators" if len(far) > 1 else "a generator"
+    notes = [f"the load came from {count} on other nodes ({nodes}), whose clocks are known to {known:.2f} ms"]
+    notes += [str(each["note"]) for each in far if each.get("note")]
+    if known <= options.lag_limit_ms:
+        return [], notes
+    return [
+        f"the clock of node {worst['node']} is known to {known:.2f} ms only, and generators may be "
+        f"{options.lag_limit_ms:g} ms late at most (the way to it is too long or too busy)"
+    ], notes
 
 
 def _conservation(evidence: Evidence) -> list[str]:

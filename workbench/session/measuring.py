@@ -43,7 +43,7 @@ from workbench.session.remote import TritonServer, WorkbenchServer
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
-    from workbench.session.sharding import ExecutorLike
+    from workbench.session.sharding import ExecutorLike, PlaceLike
     from workbench.session.state import SessionState
 
 _NOT_OF_ENSEMBLES = ("instance_group", "dynamic_batching", "sequence_batching", "model_warmup", "optimization")
@@ -176,6 +176,7 @@ def profile(
     load: Any = None,
     inputs: Any = None,
     measure: MeasureOptions | None = None,
+    executor: PlaceLike = None,
     **options: Any,
 ) -> Point:
     """Measures one load point; see ``Server.profile``."""
@@ -185,10 +186,17 @@ def profile(
             "profile measures one load point",
             hint="give concurrency or rate; several: server.sweep(model, {}, concurrency=[1, 4])",
         )
-    with (
-        server.session.measuring_window(),
-        Measurer(SessionTarget(server), model, inputs=inputs, options=measure) as measurer,
-    ):
+    from workbench.session.sharding import place_of
+
+    place, stop = place_of(executor, server, loads), threading.Event()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(server.session.measuring_window())
+        if place is not None:
+            stack.callback(place.close)
+            place.open(stop)
+        measurer = stack.enter_context(
+            Measurer(SessionTarget(server), model, inputs=inputs, stop=stop, options=measure, place=place)
+        )
         try:
             return measurer.measure(loads[0])
         except ConnectionFailed as error:
@@ -267,6 +275,7 @@ def sweep(
     show_progress: bool = True,
     stop: threading.Event | None = None,
     executor: ExecutorLike = None,
+    generators_on: PlaceLike = None,
     **options: Any,
 ) -> SweepResult | SweepJob:
     """Measures a grid; see ``Server.sweep``.
@@ -296,6 +305,7 @@ def sweep(
         stop: once set, ends the sweep and keeps what was measured.
         executor: where to measure: None at the server itself; "ray" or ``wb.Ray(...)`` on a Ray cluster, whose workers
             serve the repository themselves.
+        generators_on: in its place, where the ``generators`` of the load run while the server is measured that is here.
         options: of the load: ``duration_s``, ``warmup_s``, ``batch_size``, ``seed``, ``distribution``, ...
 
     Raises:
@@ -303,12 +313,11 @@ def sweep(
         InvalidRequest: loads or values that make no sense; a model that is no step; batching of an ensemble itself.
         NotReady: a sweep of the model runs already, here or elsewhere.
     """
-    from workbench.session.sharding import executor_of
+    from workbench.session.sharding import executor_for
 
-    target = SessionTarget(server)
-    loads = loads_of(concurrency, rate, options, load)
+    target, loads = SessionTarget(server), loads_of(concurrency, rate, options, load)
     grid = checked_grid(server, model, grid)
-    where = executor_of(executor, server, model)
+    where = executor_for(target, server, model, loads, executor, generators_on)
     runs = RunStore(store) if isinstance(store, str | Path) else store
     settings = SweepOptions(
         title=title, kind=kind, resume=resume, remeasure=remeasure, content=content,

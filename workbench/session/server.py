@@ -323,7 +323,9 @@ class Server(TellingServer):
                 trace; of a load of several classes also these by class; by default the model's example inputs),
                 ``duration_s``, ``warmup_s``, ``batch_size``, ``seed``, ``distribution`` (``poisson``, ``constant``,
                 ``gamma``, ``bursty``), ``priority``, ``sequence_length``, ``shared_memory`` and the rest of ``Load``;
-                ``measure`` (``profiling.MeasureOptions``: how strictly it is judged).
+                ``measure`` (``profiling.MeasureOptions``: how strictly it is judged),
+                ``generators`` (how many processes send it) and ``executor`` (where they run: "ray" or ``wb.Ray(...)``
+                on a cluster's nodes, so that the load comes from other machines; the server stays here).
         """
         from workbench.session.measuring import profile
 

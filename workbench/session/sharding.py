@@ -12,13 +12,15 @@ from typing import Any
 
 from workbench.distributed.kubernetes import JobOptions, as_yaml, job_manifest
 from workbench.distributed.ray_cluster import Ray
+from workbench.distributed.ray_generators import RayGenerators
 from workbench.distributed.serving import InputFile, Serving
 from workbench.distributed.shards import plan_shards, read_shard
 from workbench.distributed.worker import WorkerExecutor
 from workbench.errors import AlreadyExists, InvalidRequest, NotReady, Unsupported
-from workbench.profiling import MeasureOptions, Progress, SweepOptions, SweepResult
+from workbench.profiling import Load, MeasureOptions, Progress, SweepOptions, SweepResult
 from workbench.profiling import sweep as run_sweep
-from workbench.profiling.executing import Executor
+from workbench.profiling.executing import Executor, LocalExecutor
+from workbench.profiling.generators import Place
 from workbench.profiling.target import Configurable
 from workbench.records.runs import RunStore
 from workbench.repository.files import content_hash, example_inputs_hash
@@ -29,6 +31,7 @@ from workbench.session.pipelines import composing_models, with_composing
 from workbench.session.server import Server
 
 ExecutorLike = Executor | Ray | str | None
+PlaceLike = Place | Ray | str | None
 
 
 def executor_of(given: ExecutorLike, server: Server, model: str) -> Executor | None:
@@ -45,6 +48,48 @@ def executor_of(given: ExecutorLike, server: Server, model: str) -> Executor | N
     if isinstance(given, str):
         raise InvalidRequest(f"there is no executor {given!r}", hint='there are "local" and "ray"; or wb.Ray(...)')
     return given.bind(serving_of(server, model)) if isinstance(given, Ray) else given
+
+
+def place_of(given: PlaceLike, server: Server, loads: Sequence[Load]) -> Place | None:
+    """Where the generators of load points run; None: on this machine.
+
+    Raises:
+        InvalidRequest: there is no such place.
+        Unsupported: the engine is in this kernel: no other machine reaches it.
+    """
+    if given is None or given == "local":
+        return None
+    if server.kind == "kernel":
+        raise Unsupported(
+            "generators on other machines cannot reach an engine in this kernel",
+            hint="serve the repository (workbench serve) and measure that",
+        )
+    if given == "ray":
+        given = Ray()
+    if isinstance(given, str):
+        raise InvalidRequest(f"there is no executor {given!r}", hint='there are "local" and "ray"; or wb.Ray(...)')
+    if isinstance(given, Ray):
+        return RayGenerators(given, server.url, max(load.generators for load in loads))
+    return given
+
+
+def executor_for(
+    target: Configurable,
+    server: Server,
+    model: str,
+    loads: Sequence[Load],
+    executor: ExecutorLike,
+    generators_on: PlaceLike,
+) -> Executor | None:
+    """What measures the points of a sweep; None where all of it is done at the server and from this machine.
+
+    Raises:
+        InvalidRequest: both are named; or as ``executor_of`` and ``place_of``.
+    """
+    where, place = executor_of(executor, server, model), place_of(generators_on, server, loads)
+    if where is not None and place is not None:
+        raise InvalidRequest("the workers of an executor send their load themselves", hint="leave out generators_on")
+    return where if place is None else LocalExecutor(target, place)
 
 
 def serving_of(server: Server, model: str) -> Serving:
