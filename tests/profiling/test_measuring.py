@@ -143,6 +143,15 @@ def test_overload_is_said() -> None:
     assert any("overload" in reason for reason in point.reasons)
 
 
+def test_requests_that_are_refused_at_once_are_no_overload() -> None:
+    with ScriptedServer(lambda n: -0.001 if n % 2 == 0 else 0.001) as server:
+        load = Load.open(200, "constant", **short(duration_s=0.8))
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+    (reason,) = [reason for reason in point.reasons if "offered" in reason]
+    assert "overload" not in reason
+    assert "the others failed" in reason
+
+
 def test_nobody_there_is_an_error_at_once() -> None:
     with ScriptedServer() as server:
         url = server.url

@@ -116,7 +116,7 @@ def client_side(
         else:
             answered = (samples.done - samples.scheduled)[ended & ok] / 1e6
             unstable = differs(samples.done[ended & ok], answered, begin, end)
-        unstable += _overload(samples, ended & ok, load, each)
+        unstable += _overload(samples, ended, load, each)
     law, complaint = _littles_law(samples, ended & ok)
     if complaint:
         unstable.append(complaint)
@@ -145,19 +145,25 @@ def _rows_of(samples: Samples, rows: float | Sequence[float]) -> NDArray[np.floa
 
 
 def _overload(samples: Samples, ended: NDArray[np.bool_], load: Load, rows: NDArray[np.float64]) -> list[str]:
-    """An open loop offers what the server does not give: nothing settles, whatever the intervals say."""
+    """An open loop offers what the server does not give: nothing settles, whatever the intervals say. What it refuses
+    at once is no load that it cannot carry."""
     begin, end = samples.window
     seconds = (end - begin) / 1e9
     found = []
     for index, part in enumerate(load.parts):
         mine = samples.class_of == index if load.mix else np.ones(len(ended), np.bool_)
         due = mine & (samples.scheduled >= begin) & (samples.scheduled < end)
-        done, offered = int((ended & mine).sum()), int(due.sum())
-        if part.kind == "closed" or done >= 0.95 * offered - 3 * math.sqrt(offered):
+        mine = ended & mine
+        answered = mine & samples.ok
+        enough = 0.95 * int(due.sum()) - 3 * math.sqrt(int(due.sum()))
+        if part.kind == "closed" or int(answered.sum()) >= enough:
             continue
         name = f"{load.mix[index][0]}: " if load.mix else ""
-        asked, given = rows[due].sum() / seconds, rows[ended & mine].sum() / seconds
-        found.append(f"{name}overload: {asked:.0f}/s were offered, {given:.0f}/s answered")
+        asked, given = rows[due].sum() / seconds, rows[answered].sum() / seconds
+        offered = f"{asked:.0f}/s were offered, {given:.0f}/s answered"
+        found.append(
+            f"{name}{offered}, the others failed" if int(mine.sum()) >= enough else f"{name}overload: {offered}"
+        )
     return found
 
 
