@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import grpc
-import numpy as np
 import psutil
 import pytest
 from scripted_target import ScriptedServer
@@ -21,10 +20,11 @@ from workbench.errors import ConnectionFailed, InternalError
 from workbench.profiling.driver import GeneratorProcess, Job
 from workbench.profiling.generators import Generators
 from workbench.profiling.http_load import http_messages
-from workbench.profiling.load import Load
+from workbench.profiling.load import Load, schedule
 from workbench.profiling.plan import Plan
 from workbench.profiling.recorder import Recorder
 from workbench.profiling.runner import LoadRun
+from workbench.profiling.samples import Samples
 
 HEADERS = {"Content-Type": "application/json"}
 
@@ -201,30 +201,46 @@ def test_a_server_that_is_lost_in_the_middle_ends_the_run_in_words(
     assert time.monotonic() - began < 20
 
 
+class OneHalf:
+    """A transport without a socket, one half of which cannot connect."""
+
+    spare, unreachable, connections = 0, "Connection refused", 1
+
+    def __init__(self, recorder: Recorder, on_done: Callable[[int, str | None], None]) -> None:
+        self.recorder, self.on_done = recorder, on_done
+
+    async def open(self, connections: int) -> None:
+        pass
+
+    def send(self, number: int, message: bytes, streaming: bool) -> None:
+        self.recorder.sent[number] = self.recorder.clock()
+        asyncio.get_running_loop().call_later(0.01, self.on_done, number, "no" if number % 2 else None)
+
+    async def close(self) -> None:
+        pass
+
+
+def half_answered(load: Load) -> Samples:
+    run = LoadRun(load, Plan.plain(1, streaming=False), [b""], schedule(load), OneHalf, lambda event: None)
+    return asyncio.run(run.run())
+
+
 def test_connections_that_are_refused_beside_one_that_answers_end_no_run() -> None:
     """A proxy's limit, or a full backlog: what is answered is measured, the rest is counted as failed."""
-
-    class Refusing:
-        spare, unreachable, connections = 0, "Connection refused", 1
-
-        def __init__(self, recorder: Recorder, on_done: Callable[[int, str | None], None]) -> None:
-            self.recorder, self.on_done = recorder, on_done
-
-        async def open(self, connections: int) -> None:
-            pass
-
-        def send(self, number: int, message: bytes, streaming: bool) -> None:
-            self.recorder.sent[number] = self.recorder.clock()
-            asyncio.get_running_loop().call_later(0.01, self.on_done, number, "no" if number % 2 else None)
-
-        async def close(self) -> None:
-            pass
-
     load = Load.closed(2, duration_s=3.5, warmup_s=0, min_requests=0, max_duration_s=3.5)
-    run = LoadRun(load, Plan.plain(1, streaming=False), [b""], np.empty(0, np.int64), Refusing, lambda event: None)
-    samples = asyncio.run(run.run())
+    samples = half_answered(load)
     assert samples.seconds >= 3.5
     assert samples.ok.sum() > 10
+
+
+def test_what_was_due_in_a_window_is_in_the_books_however_late_the_timer() -> None:
+    """Else the last arrivals of a window, all of a very short one, were as if they had never been."""
+    length = {"warmup_s": 0.01, "max_warmup_s": 0.01, "duration_s": 0.0001, "max_duration_s": 0.0001}
+    for _ in range(20):
+        samples = half_answered(Load.open(5000, "constant", **length, min_requests=0))
+        begin, end = samples.window
+        due = 1 + (end - begin - 1) // 200_000  # a window may end late, too
+        assert ((samples.scheduled >= begin) & (samples.scheduled < end)).sum() == min(due, 1)
 
 
 def test_a_server_that_closes_every_connection_is_still_measured() -> None:

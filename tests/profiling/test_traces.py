@@ -120,6 +120,14 @@ def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: bytes, te
         Load.replay(tmp_path / "none")
 
 
+@pytest.mark.parametrize("factor", [1e-9, 1e9])
+def test_a_factor_that_makes_a_trace_last_no_time_or_for_ever_is_named(tmp_path: Path, factor: float) -> None:
+    path = tmp_path / "intervals"
+    path.write_text("100000\n200000\n300000\n")
+    with pytest.raises(InvalidRequest, match=r"the 0.6 s of the trace would take 6e[-+]\d+ s at factor 1e[-+]\d+"):
+        Load.replay(path, factor=factor)
+
+
 def test_a_replay_keeps_the_gaps_at_its_factor_and_begins_anew_with_the_window(tmp_path: Path) -> None:
     path = tmp_path / "intervals"
     path.write_text("100000\n200000\n300000\n")  # 0, 0.1, 0.3 s of 0.6 s

@@ -54,6 +54,26 @@ def test_a_capture_lasts_as_long_as_its_with_and_is_saved_for_its_owner_alone(se
     assert trace.source == f"capture of 'double' at {server.url or server.name}"
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"limit_mb": float("nan")}, "limit_mb must be a number above 0"),
+        ({"limit_mb": float("inf")}, "limit_mb must be a number above 0"),
+        ({"limit_mb": "x"}, "limit_mb must be a number above 0"),
+        ({"for_s": float("nan")}, "seconds|lasts up to 3600 s"),
+        ({"for_s": float("inf")}, "seconds|lasts up to 3600 s"),
+        ({"to": 5}, "to must be the name of a file"),
+        ({"to": "."}, "cannot be saved there"),
+        ({"to": "/dev/null/traffic.npz"}, "cannot be saved there"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_captured(
+    server: Server, options: dict[str, object], text: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        server.capture("double", **options)  # type: ignore[arg-type]
+
+
 def test_it_says_what_is_not_in_it(server: Server) -> None:
     with (
         server.capture("double", limit_mb=1 / 16) as first,

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from workbench.errors import InvalidRequest
 from workbench.profiling.arrivals import arrivals
-from workbench.profiling.load_limits import MAX_REQUESTS, NUMBERS, check_numbers, check_parameters, check_share
+from workbench.profiling.load_limits import (
+    MAX_REQUESTS,
+    NUMBERS,
+    SHORTEST_S,
+    WEEK_S,
+    check_numbers,
+    check_parameters,
+    check_share,
+)
 
 if TYPE_CHECKING:
     from workbench.profiling.trace import Trace
@@ -146,6 +154,11 @@ class Load:
         path, digest, read = kept(trace)
         if not factor > 0:
             raise InvalidRequest(f"factor must be above 0, got {factor}")
+        if not SHORTEST_S <= read.length_s / factor <= WEEK_S:
+            raise InvalidRequest(
+                f"the {read.length_s:g} s of the trace would take {read.length_s / factor:g} s at factor {factor:g}",
+                hint=f"choose a factor that makes them {SHORTEST_S:g} s to {WEEK_S:g} s",
+            )
         return cls(
             kind="open",
             distribution="trace",

@@ -24,6 +24,9 @@ WEEK_S = 604_800.0
 MAX_SHARE = 1e9
 """Of a class of a load."""
 
+SHORTEST_S = 1e-6
+"""The shortest window."""
+
 _WHOLE: dict[str, tuple[int, int]] = {
     "concurrency": (1, MAX_CONCURRENCY),
     "batch_size": (1, 2**31 - 1),
@@ -38,7 +41,7 @@ _WHOLE: dict[str, tuple[int, int]] = {
 }
 _REAL: dict[str, tuple[float, float]] = {
     "rate": (0, 1e9),
-    "duration_s": (1e-6, WEEK_S),
+    "duration_s": (SHORTEST_S, WEEK_S),
     "warmup_s": (0, WEEK_S),
     "max_duration_s": (0, WEEK_S),
     "max_warmup_s": (0, WEEK_S),

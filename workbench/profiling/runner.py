@@ -170,11 +170,14 @@ class LoadRun:
             body = with_id(body, self._plan.id_at[message], sequence_id, varint=self._plan.varint)
         self.transport.send(number, body, streaming)
 
-    def _send_due(self) -> None:
+    def _send_due(self, until: int = 0) -> None:
+        """Sends what is due by now; with ``until``, only what was due before."""
         offsets, start, recorder = self._offsets, self._start, self.recorder
         limit = self.load.max_in_flight
         while self._sending and self._next < len(offsets):
             due = start + offsets[self._next]
+            if until and due >= until:
+                return
             if due > self.clock():
                 if self._waker is not None:
                     self._waker.arm(due)
@@ -205,7 +208,9 @@ class LoadRun:
         self._look_whether_empty()
 
     def _cease(self) -> None:
-        """Sends nothing more but what ends the sequences that are open."""
+        """Sends nothing more but what was due in the window (a timer may be late), and what ends open sequences."""
+        if self.load.has_open:
+            self._send_due(self._window[1])
         self._sending = False
         if not self._stopped:
             self._sender.finish(self.clock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 LIMIT_MB = 256
 LONGEST_S = 3600.0
+_LARGEST_MB = 65_536
 _LOOK_S = 0.1
 
 _FRONTS = {
@@ -256,6 +258,19 @@ def _bytes_of(data: NDArray[Any]) -> int:
     return sum(map(len, data.flat)) if data.dtype == np.object_ else data.nbytes
 
 
+def _writable(to: Any) -> Path:
+    """The file that a capture is to be saved to: what is captured must not be found to have no place at the end."""
+    if not isinstance(to, str | Path) or not str(to):
+        raise InvalidRequest(f"to must be the name of a file, got {to!r:.80}")
+    path = Path(to).expanduser()
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise InvalidRequest(
+            "a capture cannot be saved there", where=str(path), hint="name a file in a folder of yours"
+        )
+    return path
+
+
 def capture(
     server: Server, model: str, *, limit_mb: float, keep: Keep, for_s: float | None, to: str | Path | None
 ) -> Capture:
@@ -274,7 +289,9 @@ def capture(
             hint="serve its repository here (wb.serve) and have the clients ask that, or have Triton trace its "
             "requests (--trace-config); of a server of the workbench: wb.attach(NAME)",
         )
-    path = None if to is None else Path(to).expanduser()
+    if not isinstance(limit_mb, int | float) or not 0 < limit_mb <= _LARGEST_MB:
+        raise InvalidRequest(f"limit_mb must be a number above 0, up to {_LARGEST_MB}, got {limit_mb!r:.80}")
+    path = None if to is None else _writable(to)
     limit = int(limit_mb * 2**20)
     try:
         status = desk.begin_capture(model, limit=limit, keep=keep, for_s=LONGEST_S if for_s is None else for_s)
