@@ -46,7 +46,8 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ray:
-    """Measures on a Ray cluster: ``server.sweep(..., executor=wb.Ray())``, or ``executor="ray"``.
+    """Measures on a Ray cluster: ``server.sweep(..., executor=wb.Ray())``, or ``executor="ray"``; or has the load of a
+    point come from its nodes: ``server.profile(..., generators=4, executor=wb.Ray())``.
 
     ``address`` is the cluster's, as ``ray.init`` takes it; where this process is connected already, that is taken.
     ``resource`` is what a node offers for each device that may be measured. ``device`` is the kind to measure on, where

@@ -139,6 +139,11 @@ class RayGenerators:
         """The nodes that generators are on, by the beginnings of Ray's ids."""
         return [each.node[:8] for each in self._made if each.actor is not None]
 
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids, each on its node."""
+        return [each.pid for each in self._made if each.pid is not None]
+
     def open(self, stop: threading.Event) -> None:
         """Connects, and makes sure that there is room and that the server can be reached from there.
 
