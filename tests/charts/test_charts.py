@@ -90,6 +90,12 @@ def test_ways_side_by_side_show_the_median_and_the_range_of_their_rounds() -> No
     assert list(chart.sources["bars"].data["at"]) == list(found)
     assert list(chart.sources["ranges"].data["ys"][0]) == [3.0, 5.0]
     assert [entry.label for entry in chart.legend] == ["p50", "p99"]
+    wide = draw_side_by_side(
+        side_by_side_info([*ROUNDS, {"way": "chain", "p50_ms": 900.0}], "way", ["p50_ms"], title="")
+    )
+    assert max(wide.sources["ranges"].data["ys"][0]) < 10, "bars can be told apart beside a range that goes far"
+    assert wide.sources["bars"].data["text"][0].endswith("↑")
+    assert wide.sources["bars"].data["high"][0] == 900.0, "what is shown when pointed at"
     empty = draw_side_by_side(side_by_side_info([], "way", ["p50_ms"], title="Ways"))
     assert empty.parts["empty"].visible
 

@@ -26,6 +26,8 @@ from workbench.charts.style import (
 )
 
 HEIGHT = 260
+TALLEST = 2.0
+"""Times the highest bar: a range that goes beyond ends there, with an arrow, or the bars could not be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def draw_side_by_side(info: SideBySideInfo) -> Chart:
     fig.multi_line("xs", "ys", source=ranges, line_color=TEXT, line_width=1.5, line_dash="solid")
     fig.add_layout(
         models.LabelSet(
-            x="at", y="high", text="text", source=source, text_align="center", text_baseline="bottom", y_offset=3,
+            x="at", y="top", text="text", source=source, text_align="center", text_baseline="bottom", y_offset=3,
             text_font=value(FONT), text_font_size="12px", text_color=TEXT,
         )
     )  # fmt: skip
@@ -128,11 +130,14 @@ def _factors(info: SideBySideInfo) -> list[Any]:
 
 
 def _bars(info: SideBySideInfo) -> Columns:
-    columns: Columns = {name: [] for name in ("middle", "text", "colour", "quantity", "low", "high", "rounds")}
+    columns: Columns = {name: [] for name in ("middle", "text", "colour", "quantity", "low", "high", "top", "rounds")}
     columns["at"] = _factors(info)
+    limit = _limit(info)
     for bar in info.bars:
         columns["middle"].append(bar.middle)
-        columns["text"].append(f"{bar.middle:,.1f}" if bar.middle >= 10 else f"{bar.middle:,.2f}")
+        text = f"{bar.middle:,.1f}" if bar.middle >= 10 else f"{bar.middle:,.2f}"
+        columns["text"].append(f"{text} ↑" if bar.high > limit else text)
+        columns["top"].append(min(bar.high, limit))
         columns["colour"].append(QUANTITY.get(bar.quantity, QUANTITY["mean"]))
         columns["quantity"].append(bar.quantity)
         columns["low"].append(bar.low)
@@ -142,10 +147,15 @@ def _bars(info: SideBySideInfo) -> Columns:
 
 
 def _ranges(info: SideBySideInfo) -> Columns:
+    limit = _limit(info)
     return {
         "xs": [[at, at] for at in _factors(info)],
-        "ys": [[bar.low, bar.high] for bar in info.bars],
+        "ys": [[bar.low, min(bar.high, limit)] for bar in info.bars],
     }
+
+
+def _limit(info: SideBySideInfo) -> float:
+    return TALLEST * max((bar.middle for bar in info.bars), default=0.0)
 
 
 def _legend(info: SideBySideInfo) -> tuple[LegendEntry, ...]:
