@@ -19,7 +19,7 @@ $(if $(filter 1,$(WORKERS)),$(BIN)/python -m pytest $(1),status=0; set -x; \
 	$(BIN)/python -m pytest $(1) $(SPREAD) || status=1; $(BIN)/python -m pytest $(1) $(ALONE) || status=1; exit $$status)
 endef
 
-.PHONY: demo test test-full soak lab check bench models clean
+.PHONY: demo test test-full soak lab check bench models gpu-check gpu-archive clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -59,6 +59,14 @@ lab: $(STAMP)
 
 bench: $(STAMP)
 	for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f --quick || exit 1; done
+
+# One NVIDIA machine, step by step (docs/gpu_check.md). Exit code 2: nothing failed, but not everything could be shown.
+gpu-check: $(STAMP)
+	PYTHONPATH=benchmarks $(BIN)/python -m gpu.check --out artifacts/gpu
+
+# The same for a machine with numpy, torch and onnxruntime only, as one file: `python gpu_check.zip`.
+gpu-archive: $(STAMP)
+	PYTHONPATH=benchmarks $(BIN)/python -m gpu.archive --to artifacts/gpu_check.zip
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache runs artifacts

@@ -6,6 +6,7 @@ repository``); *completing* asks the backend about inputs and outputs and fails 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,9 +209,7 @@ def _field(message: Any, field: Any) -> Any:
 
 def config_json(config: Any) -> str:
     """A configuration as Triton's JSON text."""
-    import orjson
-
-    return orjson.dumps(to_json(config)).decode()
+    return json.dumps(to_json(config), ensure_ascii=False, separators=(",", ":"))
 
 
 def _settle(config: Any, name: str, gpus: Gpus) -> Any:
