@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from workbench.session.sharding import serving_of
 
 try:
     import ray
-    from ray.cluster_utils import Cluster
 except ImportError:
     pytest.skip("ray is not installed", allow_module_level=True)
 
@@ -32,7 +30,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
 GRID = {DELAY: [0, 20_000, 40_000]}
 LOAD: dict[str, Any] = {"concurrency": [1, 2], "duration_s": 0.4, "warmup_s": 0.05, "min_requests": 1}
-MEMORY = 80 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -41,31 +38,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root.mkdir()
     add_model(root, "double")
     return root
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Three nodes with a device each: the same one, for they are one machine."""
-    made = Cluster()
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        add_node(made, include_dashboard=False, resources={"device": 1, "single": 1})  # the head
-        for _ in range(2):
-            add_node(made, resources={"device": 1})
-        yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
-        patch.undo()
-
-
-def add_node(cluster: Any, **options: Any) -> Any:
-    """One more node; a busy machine may take longer than Ray waits for it."""
-    for _ in range(2):
-        with contextlib.suppress(Exception):
-            return cluster.add_node(num_cpus=1, object_store_memory=MEMORY, **options)
-    return cluster.add_node(num_cpus=1, object_store_memory=MEMORY, **options)
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +136,9 @@ def test_what_a_node_lacks_is_said(server: WorkbenchServer, cluster: Any, reposi
         server.revert("double")
 
 
-def test_a_node_lost_in_the_middle_loses_no_point(server: WorkbenchServer, cluster: Any, tmp_path: Path) -> None:
-    doomed = sorted(cluster.worker_nodes, key=lambda node: node.node_id)[0]
+def test_a_node_lost_in_the_middle_loses_no_point(
+    server: WorkbenchServer, cluster: Any, doomed: Any, tmp_path: Path
+) -> None:
     name = doomed.node_id[:8]
     store = RunStore(tmp_path / "runs")
     executor = wb.Ray(cluster.address).bind(serving_of(server, "double"))

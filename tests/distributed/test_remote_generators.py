@@ -1,0 +1,177 @@
+"""The load of one point from generators on a local Ray cluster of three nodes: what one generator here would send."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from asking import wait_until
+from onnx_models import add_model
+
+import workbench as wb
+from workbench.distributed.ray_generators import RayGenerators
+from workbench.errors import InvalidRequest
+from workbench.profiling import Load, MeasureOptions, Measurer
+from workbench.profiling.load import schedule
+from workbench.profiling.measuring import Measured
+from workbench.profiling.merging import share_out
+from workbench.session.measuring import SessionTarget
+from workbench.session.remote import WorkbenchServer
+
+try:
+    import ray
+except ImportError:
+    pytest.skip("ray is not installed", allow_module_level=True)
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
+
+LOAD = Load.open(100, duration_s=1.5, max_duration_s=1.5, warmup_s=0.2, max_warmup_s=0.2, generators=2, seed=7)
+BUSY = MeasureOptions(lag_limit_ms=1000)
+"""This machine may do other things beside: what is asked here is whether the right requests are sent."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkbenchServer]:
+    root = tmp_path_factory.mktemp("sent_to") / "models"
+    root.mkdir()
+    add_model(root, "double")
+    with wb.serve(root) as opened:
+        yield opened
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def measured(server: WorkbenchServer, load: Load, place: RayGenerators | None = None, **options: Any) -> Measured:
+    with Measurer(SessionTarget(server), "double", options=BUSY, place=place, **options) as measurer:
+        return measurer.run(load)
+
+
+def window_arrivals(found: Measured) -> Any:
+    """When the requests of the window were scheduled, from its begin, ns."""
+    samples = found.samples
+    return samples.scheduled[samples.scheduled >= samples.window[0] - 2_000_000] - samples.window[0]
+
+
+def test_two_generators_on_nodes_send_what_one_here_sends(server: WorkbenchServer, cluster: Any) -> None:
+    place = RayGenerators(wb.Ray(cluster.address), server.url, 2)
+    try:
+        place.open(threading.Event())
+        with Measurer(SessionTarget(server), "double", options=BUSY, place=place) as measurer:
+            far = measurer.run(LOAD)
+            pids = place.pids
+            again = measurer.run(Load.closed(4, duration_s=0.3, warmup_s=0, generators=2, min_requests=1))
+            assert place.pids == pids, "they are kept from one point to the next"
+    finally:
+        place.close()
+    assert not ray.is_initialized(), "what was connected is disconnected"
+    wait_until(lambda: gone(pids), timeout_s=20)
+    assert again.samples.ok.sum() > 4
+    here = measured(server, Load.from_json({**LOAD.to_json(), "generators": 1}))
+    assert far.samples.ok.all()
+    assert not [reason for reason in far.point.reasons if "generator" in reason or "clock" in reason]
+    # The same arrivals, in the same order: as well as the clocks are known, which is told.
+    told = far.samples.extra["generators"]
+    close_ns = 4e6 * max(each["uncertainty_ms"] for each in told)
+    many = min(len(window_arrivals(far)), len(window_arrivals(here)), 100)
+    assert many == 100
+    assert np.abs(window_arrivals(far)[:many] - window_arrivals(here)[:many]).max() <= close_ns
+    whole = schedule(LOAD)
+    first = int(np.searchsorted(whole, int(0.2e9)))
+    assert np.abs(window_arrivals(far)[:many] + int(0.2e9) - whole[first : first + many]).max() <= close_ns
+    # Each its own part.
+    ends = [offsets[(offsets >= int(0.2e9)) & (offsets < int(1.65e9))] for _, offsets in share_out(LOAD)]
+    assert [each["n"] for each in told] == pytest.approx([len(each) for each in ends], abs=10)
+    # Figures of the same server under the same load; on this machine all clocks are one.
+    assert far.point.p50_ms == pytest.approx(here.point.p50_ms, rel=2, abs=5)
+    assert far.point.throughput == pytest.approx(here.point.throughput, rel=0.2)
+    assert 0 < far.point.mean_batch < 2
+    nodes = {str(each["node"]) for each in told}
+    assert len(nodes) == 2, "one a node, for each has one device"
+    (note,) = [note for note in far.point.notes if "on other nodes" in note]
+    assert all(node in note for node in nodes)
+
+
+def test_one_that_is_lost_fails_the_point_and_the_others_data_are_kept(
+    server: WorkbenchServer, cluster: Any, doomed: Any
+) -> None:
+    place = RayGenerators(wb.Ray(cluster.address), server.url, 3)
+    lost: list[str] = []
+    pids: list[int] = []
+
+    def remove(event: Any) -> None:
+        if event["event"] == "window" and not lost:
+            lost.append(doomed.node_id[:8])
+            pids.extend(place.pids)
+            cluster.remove_node(doomed, allow_graceful=False)
+
+    try:
+        place.open(threading.Event())
+        load = Load.closed(6, duration_s=60, warmup_s=0.3, max_warmup_s=0.3, generators=3)
+        found = measured(server, load, place, on_event=remove)
+        assert not found.point.valid
+        assert any(f"on node {lost[0]} was lost" in reason for reason in found.point.reasons), found.point.reasons
+        assert len(found.samples.extra["generators"]) == 2
+        assert found.samples.ok.sum() > 10
+        assert found.samples.seconds < 50
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, timeout_s=60)
+        with pytest.raises(InvalidRequest, match="room for 2"):
+            server.profile("double", rate=50, generators=3, executor=wb.Ray(cluster.address))
+    finally:
+        place.close()
+    assert len(pids) == 3
+    wait_until(lambda: gone(pids), timeout_s=20)
+
+
+def test_a_stop_ends_them_and_keeps_what_they_have_measured(server: WorkbenchServer, cluster: Any) -> None:
+    stop = threading.Event()
+    pids: list[int] = []
+
+    def on_event(event: Any) -> None:
+        if event["event"] == "progress" and event["answered"] > 20 and not stop.is_set():
+            pids.extend(place.pids)
+            stop.set()
+
+    place = RayGenerators(wb.Ray(cluster.address), server.url, 2)
+    try:
+        place.open(stop)
+        load = Load.open(100, duration_s=60, warmup_s=0, generators=2)
+        found = measured(server, load, place, on_event=on_event, stop=stop)
+    finally:
+        place.close()
+    assert found.samples.stopped
+    assert found.samples.ok.sum() > 20
+    assert all(each["n"] > 0 for each in found.samples.extra["generators"])
+    assert len(pids) == 2
+    wait_until(lambda: gone(pids), timeout_s=20)
+
+
+def test_a_loopback_address_is_refused_for_other_machines(
+    server: WorkbenchServer, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
+    try:
+        monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.7")  # as if the nodes were elsewhere
+        with pytest.raises(InvalidRequest, match="an address of this machine only: generators on other machines"):
+            server.profile("double", rate=50, generators=2, executor=wb.Ray(cluster.address))
+    finally:
+        ray.shutdown()
+
+
+def test_on_the_command_line(
+    server: WorkbenchServer, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from workbench.cli import main
+
+    arguments = ["profile", "double", "-u", server.url, "--rate", "50", "--generators", "2", "-p", "500"]
+    arguments += ["--input-data", "random", "--warmup", "0.1", "--runs", str(tmp_path)]
+    main([*arguments, "--executor", "ray", "--ray-address", cluster.address, "--json"])
+    told = capsys.readouterr()
+    assert '"points"' in told.out, told.err
+    assert "on other nodes" in told.out
