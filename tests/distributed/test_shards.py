@@ -150,6 +150,15 @@ def test_a_worker_of_another_version_does_not_measure(server: WorkbenchServer) -
         Worker(serving_of(server, "double"), Work("double"), None, planned).open()
 
 
+def test_a_shard_of_another_version_is_not_measured(folder: Path) -> None:
+    """Its loads may have options that are not known here: they would be left out, and another load sent."""
+    path = folder / "shard-0.json"
+    shard = json.loads(path.read_text())
+    path.write_text(json.dumps({**shard, "planned_with": "99.0.0", "loads": [{**shard["loads"][0], "shape": "new"}]}))
+    with pytest.raises(Unsupported, match=r"planned with 99\.0\.0"):
+        read_shard(path, open_target)
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [

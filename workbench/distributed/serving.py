@@ -7,12 +7,27 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from workbench.errors import InvalidRequest, NotFound
+from workbench import __version__
+from workbench.errors import InvalidRequest, NotFound, Unsupported
 from workbench.profiling.requests import Inputs
 from workbench.profiling.target import Configurable
 from workbench.repository.files import content_hash, example_inputs_hash
 
 Open = Callable[["Serving"], AbstractContextManager[Configurable]]
+
+
+def check_version(planned: str) -> None:
+    """Makes sure that this process has the version of the package that a sweep was planned with: another one may not
+    know an option of its loads, and would send another load.
+
+    Raises:
+        Unsupported: it has another one.
+    """
+    if __version__ != planned:
+        raise Unsupported(
+            f"there is serving-workbench {__version__}, the sweep was planned with {planned}",
+            hint=f"pip install 'serving-workbench=={planned}' there",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.distributed.serving import InputFile, Open, Serving
+from workbench import __version__
+from workbench.distributed.serving import InputFile, Open, Serving, check_version
 from workbench.errors import InvalidRequest, NotFound
 from workbench.profiling.load import Load
 from workbench.profiling.sweeping import Grid, SweepOptions, items_of
@@ -60,6 +61,7 @@ class Shard:
         ]
         return {
             "workbench_shard": VERSION,
+            "planned_with": __version__,
             "number": self.number,
             "of": self.of,
             "model": self.model,
@@ -148,6 +150,7 @@ def read_shard(path: str | Path, open: Open) -> Shard:
     Raises:
         NotFound: there is no such file.
         InvalidRequest: it is no shard, or one of a newer workbench.
+        Unsupported: it was planned with another version of this package.
     """
     path = Path(path)
     try:
@@ -165,6 +168,7 @@ def read_shard(path: str | Path, open: Open) -> Shard:
             hint="use the workbench that wrote it",
         )
     try:
+        check_version(str(value["planned_with"]))
         return _shard(value, open)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InvalidRequest(f"the shard file is not complete: {error!r}", where=str(path)) from error

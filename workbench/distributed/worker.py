@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench import __version__
-from workbench.distributed.serving import InputFile, Serving
-from workbench.errors import InvalidRequest, Unsupported
+from workbench.distributed.serving import InputFile, Serving, check_version
+from workbench.errors import InvalidRequest
 from workbench.profiling.device import device_kind, device_token
 from workbench.profiling.executing import Bench, Deliver, Item, LocalExecutor, Outcome, Work
 from workbench.profiling.target import Configurable
@@ -41,11 +41,7 @@ class Surroundings:
         Raises:
             Unsupported: it has another one.
         """
-        if __version__ != self.version:
-            raise Unsupported(
-                f"there is serving-workbench {__version__}, the sweep was planned with {self.version}",
-                hint=f"pip install 'serving-workbench=={self.version}' there",
-            )
+        check_version(self.version)
 
     def take(self) -> str:
         """Has the calling thread, and the processes that it starts, run like that; says what could not be done."""
