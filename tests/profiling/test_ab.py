@@ -165,7 +165,7 @@ def test_an_improvement_is_a_share_of_the_worse_one() -> None:
     assert slower.text.startswith("mean latency: A faster by 50.0%")
     few = compare_pairs("p99_ms", [5.0, math.nan], [4.0, 3.0])
     assert few.faster == ""
-    assert few.text == "p99: no verdict, 1 pairs of blocks with 100 requests or more are too few"
+    assert few.text == "p99: no verdict, 1 pair of blocks with 100 requests or more is too few"
     assert math.isnan(figure_of(Point(model="m", load=Load.closed(1), n=99, p99_ms=5.0), "p99_ms"))
     assert figure_of(Point(model="m", load=Load.closed(1), n=100, p99_ms=5.0), "p99_ms") == 5.0
 

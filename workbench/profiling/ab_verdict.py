@@ -57,7 +57,8 @@ class Comparison:
         if math.isnan(self.low):
             least = FEWEST.get(self.metric)
             of = f" with {least} requests or more" if least else ""
-            return f"{name}: no verdict, {self.pairs} pairs of blocks{of} are too few"
+            counted = f"{self.pairs} pair{'s' * (self.pairs != 1)}"
+            return f"{name}: no verdict, {counted} of blocks{of} {'is' if self.pairs == 1 else 'are'} too few"
         interval = f"{self.low:+.1%} to {self.high:+.1%}"
         if not self.faster:
             return f"{name}: too close to call, B - A is between {interval}"
