@@ -179,6 +179,7 @@ class _Lead:
         self._warm = True
         self._look = 0
         self._stopping = False
+        self._cut_short = False
 
     def run(self) -> Samples:
         for process, (load, offsets) in zip(self._processes, share_out(self._load), strict=True):
@@ -192,7 +193,8 @@ class _Lead:
                     self._hear(index, frame)
             self._advance(self._clock())
             if self._stop is not None and self._stop.is_set() and not self._stopping:
-                self._stopping = True
+                # Some may hear of the end and be done before they hear of the stop.
+                self._stopping, self._cut_short = True, self._phase != "ending"
                 self._finish(self._clock())
                 self._tell({"cmd": "stop"})
                 deadline = min(deadline, self._clock() + STOP_NS)
@@ -210,7 +212,7 @@ class _Lead:
         extra: dict[str, Any] = {"warm": self._warm, "warmup_s": max(0, self._window[0] - self._start) / 1e9}
         if self._lost:
             extra["lost"] = self._losses()
-        return replace(samples, extra={**samples.extra, **extra})
+        return replace(samples, stopped=samples.stopped or self._cut_short, extra={**samples.extra, **extra})
 
     def _losses(self) -> list[str]:
         return [text for _, text in sorted(self._lost.items())]
