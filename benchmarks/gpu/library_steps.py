@@ -83,7 +83,7 @@ def cuda_shared_memory(place: Place) -> dict[str, Any]:
     put(repository, "twice", _TWICE, "model.py", _written(place.scratch / "twice.py", _TWICE_PY))
     server = serve(repository, options={"allow_client_shm": True})
     place.closing.append(server.close)
-    size = 4096
+    size = 2**21
     with _DeviceMemory(driver, size) as memory:
         sent = np.arange(size // 8, dtype=np.float32)
         memory.write(sent)
