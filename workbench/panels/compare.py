@@ -12,6 +12,7 @@ from workbench.charts.side_by_side import Bar, SideBySideInfo, draw_side_by_side
 from workbench.charts.style import Chart
 from workbench.errors import InvalidRequest
 from workbench.panels.base import Panel, error_html, stale_badge
+from workbench.panels.build_form import BuildForm
 from workbench.panels.html import chip, escape, number, table
 from workbench.panels.live import halves
 from workbench.panels.sweep_view import duration
@@ -33,10 +34,11 @@ class ComparePanel(Panel):
 
     Args:
         server: what is measured.
-        models: preset; all that are ready where they are not given.
+        models: preset; those of ``result``, else all that are ready where they are not given.
         reference: whose answers are right; the first by default.
         concurrency: preset of the clients.
         store: the directory of the run store; None stores nothing.
+        result: shown at once: what ``Server.compare`` gave.
         options: more of ``Server.compare``: ``inputs``, ``metric``, ``output_names`` and so on.
     """
 
@@ -50,15 +52,20 @@ class ComparePanel(Panel):
         reference: str = "",
         concurrency: int = 4,
         store: str | None = "runs",
+        result: CompareResult | None = None,
         **options: Any,
     ) -> None:
         super().__init__(server)
         self._store = store
         self._options = options
-        self._result: CompareResult | None = None
+        self._result = result
         self._thread: threading.Thread | None = None
         self._stop_event = threading.Event()
         names = server.session.snapshot().models.names
+        if result is not None:
+            models = models if models is not None else [each.model for each in result.models]
+            reference = reference or result.reference
+            concurrency = result.load.concurrency or concurrency
         chosen = [name for name in models if name in names] if models is not None else names
         self._models = W.SelectMultiple(
             options=names, value=chosen, rows=min(8, max(3, len(names))), layout=W.Layout(width="230px"),
@@ -85,12 +92,15 @@ class ComparePanel(Panel):
         self._examples = W.HTML(layout=W.Layout(width="100%", min_width="0"))
         self._speed = self._chart(draw_side_by_side, update_side_by_side, _speed(None))
         self._latency = self._chart(draw_side_by_side, update_side_by_side, _latency(None))
+        self._form = BuildForm(server, self._lock, names, self._built)
         self._models.observe(lambda _: self._chosen(), "value")
         self._run.on_click(lambda _: self.run())
         self._stop.on_click(lambda _: self.stop())
-        if reference:
-            self._reference.value = reference
         self._chosen()
+        if reference in self._reference.options:
+            self._reference.value = reference
+        if result is not None:
+            self._show_result(result)
         self._build(self._children())
 
     def _children(self) -> list[Any]:
@@ -111,6 +121,8 @@ class ComparePanel(Panel):
             W.HTML('<div class="wb-rule"></div>'),
             self._table,
             self._examples,
+            W.HTML('<div class="wb-rule"></div>'),
+            self._form.box,
         ]
 
     @property
@@ -180,6 +192,13 @@ class ComparePanel(Panel):
             self._bar.bar_style = "warning" if result.stopped else "success"
             self._show_result(result)
 
+    def _built(self, name: str) -> None:
+        """A form was built and is loaded: it is one of those to compare."""
+        self.refresh()
+        with self._lock:
+            if name in self._models.options:
+                self._models.value = [*self._models.value, name]
+
     def _busy(self, busy: bool) -> None:
         self._run.disabled = busy
         self._stop.disabled = not busy
@@ -204,6 +223,7 @@ class ComparePanel(Panel):
             kept = [name for name in self._models.value if name in names]
             self._models.options = names
             self._models.value = kept
+            self._form.show(names)
         if self._result is None and not self._run.disabled:
             self._said.value = self._said.value or stale_badge(snapshot)
 
@@ -265,9 +285,16 @@ def _latency(result: CompareResult | None) -> SideBySideInfo:
 
 def _table(result: CompareResult) -> str:
     rows = [_row(each, each.model == result.reference) for each in result.models]
+    headers: tuple[str, ...] = HEADERS
+    own = [each.drift.metric if each.drift is not None else math.nan for each in result.models]
+    if not all(map(math.isnan, own)):
+        headers = (*HEADERS, "own metric")
+        rows = [
+            [*row, number(None) if math.isnan(found) else f"{found:.3g}"] for row, found in zip(rows, own, strict=True)
+        ]
     notes = [f"{each.model}: {text}" for each in result.models for text in (each.error, *each.notes, each.startup.why)]
     told = "".join(f'<div class="wb-muted">{escape(text)}</div>' for text in notes if not text.endswith(": "))
-    return f'<div class="wb-scroll">{table(HEADERS, rows, left=2)}</div>{told}'
+    return f'<div class="wb-scroll">{table(headers, rows, left=2)}</div>{told}'
 
 
 def _row(each: ModelFigures, is_reference: bool) -> list[str]:

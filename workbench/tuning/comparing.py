@@ -38,7 +38,7 @@ from workbench.profiling.sweep_result import write_point
 from workbench.profiling.target import Target
 from workbench.profiling.verdict import MeasureOptions
 from workbench.records.runs import RunStore
-from workbench.tuning.drift import Drift, Metric, drift, matched_names
+from workbench.tuning.drift import Drift, Metric, WorstExample, drift, matched_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,12 +156,24 @@ class CompareResult:
         Raises:
             KeyError: it is the reference, it has failed, or was not compared.
         """
-        found = self[model].drift
-        if found is None:
-            raise KeyError(f"there is no drift of {model!r}: {self[model].error or 'it is the reference'}")
+        found = self._drift(model)
         at = found.worst
         return WorstExample(model, self.reference, at, self.inputs[at], self.answers[self.reference][at],
                             self.answers[model][at], found)  # fmt: skip
+
+    def pairs(self, model: str) -> list[tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]]:
+        """The reference's outputs and a model's, example by example, by the reference's names; raises as ``worst``."""
+        names = {output.output: output.name for output in self._drift(model).outputs}
+        return [
+            ({name: a[name] for name in names}, {name: b[own] for name, own in names.items()})
+            for a, b in zip(self.answers[self.reference], self.answers[model], strict=True)
+        ]
+
+    def _drift(self, model: str) -> Drift:
+        found = self[model].drift
+        if found is None:
+            raise KeyError(f"there is no drift of {model!r}: {self[model].error or 'it is the reference'}")
+        return found
 
     def to_frame(self) -> pd.DataFrame:
         """One row a model."""
@@ -208,39 +220,12 @@ class CompareResult:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class WorstExample:
-    """The example (its place among the inputs) on which a model differs most from the reference, with both answers."""
-
-    model: str
-    reference: str
-    place: int
-    inputs: Mapping[str, NDArray[Any]]
-    expected: Mapping[str, NDArray[Any]]
-    got: Mapping[str, NDArray[Any]]
-    drift: Drift
-
-    def __repr__(self) -> str:
-        lines = [f"example {self.place}: {self.model} against {self.reference}"]
-        lines += [f"  input {name} {list(array.shape)}: {_short(array)}" for name, array in self.inputs.items()]
-        for each in self.drift.outputs:
-            lines.append(f"  {each.output} {list(self.expected[each.output].shape)}")
-            lines.append(f"    {self.reference}: {_short(self.expected[each.output])}")
-            lines.append(f"    {self.model}: {_short(self.got[each.name])}")
-        return "\n".join(lines)
-
-
-def _short(array: NDArray[Any]) -> str:
-    flat = array.reshape(-1)
-    text = ", ".join(f"{item:.6g}" if isinstance(item, float | np.floating) else str(item) for item in flat[:8])
-    return f"{text}, …" if flat.size > 8 else text
-
-
 def _cells(each: ModelFigures, reference: str) -> tuple[str, ...]:
-    def figure(name: str, digits: int) -> str:
+    def figure(name: str) -> str:
         found = each.figures.get(name, NOTHING)
         if found.value != found.value:
             return "-"
+        digits = 0 if found.value >= 100 else 1 if found.value >= 10 else 2
         ends = "" if found.low != found.low else f" [{found.low:.{digits}f}, {found.high:.{digits}f}]"
         return f"{found.value:.{digits}f}{ends}"
 
@@ -250,8 +235,8 @@ def _cells(each: ModelFigures, reference: str) -> tuple[str, ...]:
     start = each.startup
     apart = "reference" if each.model == reference else f"{each.drift.max_abs:.2g}" if each.drift else "-"
     return (
-        each.model, each.backend, figure("throughput", 1), figure("p50_ms", 2), figure("p95_ms", 2),
-        figure("p99_ms", 2), plain(start.memory_mb, 0), plain(start.load_s, 2), plain(start.first_ms, 1), apart,
+        each.model, each.backend, figure("throughput"), figure("p50_ms"), figure("p95_ms"), figure("p99_ms"),
+        plain(start.memory_mb, 0), plain(start.load_s, 2), plain(start.first_ms, 1), apart,
     )  # fmt: skip
 
 

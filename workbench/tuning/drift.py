@@ -98,6 +98,34 @@ class Drift:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class WorstExample:
+    """The example (its place among the inputs) on which a model differs most from the reference, with both answers."""
+
+    model: str
+    reference: str
+    place: int
+    inputs: Mapping[str, NDArray[Any]]
+    expected: Mapping[str, NDArray[Any]]
+    got: Mapping[str, NDArray[Any]]
+    drift: Drift
+
+    def __repr__(self) -> str:
+        lines = [f"example {self.place}: {self.model} against {self.reference}"]
+        lines += [f"  input {name} {list(array.shape)}: {_short(array)}" for name, array in self.inputs.items()]
+        for each in self.drift.outputs:
+            lines.append(f"  {each.output} {list(self.expected[each.output].shape)}")
+            lines.append(f"    {self.reference}: {_short(self.expected[each.output])}")
+            lines.append(f"    {self.model}: {_short(self.got[each.name])}")
+        return "\n".join(lines)
+
+
+def _short(array: NDArray[Any]) -> str:
+    flat = array.reshape(-1)
+    text = ", ".join(f"{item:.6g}" if isinstance(item, float | np.floating) else str(item) for item in flat[:8])
+    return f"{text}, …" if flat.size > 8 else text
+
+
 def drift(
     model: str,
     reference: str,
