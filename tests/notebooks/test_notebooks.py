@@ -114,6 +114,53 @@ def test_cascade_and_stream_runs_and_tells_the_truth(workplace: Path) -> None:
     assert exported == ["generator", "magika", "magika_small", "router"]
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_compare_backends_runs_and_tells_the_truth(workplace: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    if shutil.which("g++") is None:
+        pytest.skip("no C compiler")
+    before = hashes(workplace / "model_repository")
+    notebook = nbformat.read(NOTEBOOKS / "06_compare_backends.ipynb", as_version=4)
+    for frame in ("table.reset_index()", "answers.reset_index()", "both"):
+        notebook.cells.append(nbformat.v4.new_code_cell(f"print({frame}.to_json(orient='records'))"))
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(workplace / "notebooks")}}
+    ).execute()
+    assert hashes(workplace / "model_repository") == before
+    *texts, table, answers, worst = [output_text(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    chosen = check_forms(json.loads(table), json.loads(answers), json.loads(worst), "\n".join(texts))
+    assert len([cell for cell in notebook.cells if "<svg" in output_html(cell)]) == 1
+    (exported,) = (workplace / "runs/frameworks/export/model_repository").iterdir()
+    assert exported.name == chosen
+
+
+def check_forms(
+    table: list[dict[str, Any]], answers: list[dict[str, Any]], worst: list[dict[str, Any]], text: str
+) -> str:
+    """Five forms with figures, float32 ones that agree, one that rounds; what was chosen is the text's, too."""
+    forms = ["minilm", "minilm_ts", "minilm_ov", "minilm_ov_bf16", "minilm_aoti"]
+    assert [each["model"] for each in table] == forms
+    for each in table:
+        assert min(each[name] for name in ("throughput", "p50_ms", "memory_mb", "load_s", "first_ms")) > 0
+        assert each["holds"]
+    agreement = {each["model"]: each for each in answers}
+    for form in ("minilm_ts", "minilm_ov", "minilm_aoti"):
+        assert agreement[form]["cosine, least"] > 0.99999
+        assert agreement[form]["Kendall's tau"] > 0.999
+    rounded = agreement["minilm_ov_bf16"]
+    assert rounded["cosine, least"] > 0.999
+    assert rounded["Kendall's tau"] > 0.95
+    scores = [each["reference"] for each in worst]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 15
+    found = re.search(r"^chosen: (\w+), ([\d.]+) x", text, re.MULTILINE)
+    assert found is not None
+    assert found[1] in ("minilm", "minilm_ts", "minilm_ov_bf16")
+    return found[1]
+
+
 def check_cascade(cascade: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> None:
     """What the threshold does to the work and to the answers, and that the latency follows."""
     by = {str(each["threshold"]): each for each in cascade}
