@@ -160,6 +160,27 @@ def test_three_generators_add_up_to_the_load_that_was_asked_for() -> None:
         assert under_way.sum() / (end - begin) == pytest.approx(4, rel=0.2)  # however long each of them took
 
 
+def test_one_that_hears_late_of_the_window_sends_no_arrivals_twice() -> None:
+    resumed: list[threading.Timer] = []
+
+    def pause(event: dict[str, object]) -> None:
+        if event["event"] == "progress" and not resumed:
+            last = psutil.Process(newest_child())
+            last.suspend()
+            resumed.append(threading.Timer(0.5, last.resume))
+            resumed[0].start()
+
+    with ScriptedServer(lambda n: 0.001) as server, Generators() as generators:
+        load = Load.open(300, duration_s=1.0, max_duration_s=1.0, warmup_s=0.3, max_warmup_s=0.3, generators=2)
+        samples = generators.run(job(server, load), pause)
+    begin, end = samples.window
+    inside = (samples.scheduled >= begin) & (samples.scheduled < end)
+    whole = schedule(load)
+    expected = whole[(whole >= int(0.3e9)) & (whole < int(0.3e9) + end - begin)]
+    assert np.array_equal(samples.scheduled[inside] - begin, expected - int(0.3e9))
+    assert samples.extra["generators"][1]["lag_p99_ms"] > 50  # and it is told how late they were
+
+
 def test_one_that_is_killed_fails_the_point_and_the_others_data_are_kept() -> None:
     killed: list[int] = []
     with ScriptedServer(lambda n: 0.002) as server:

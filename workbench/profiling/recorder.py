@@ -46,6 +46,14 @@ class Recorder:
         self.in_flight += 1
         return len(self.sent) - 1
 
+    def count_before(self, begin: int) -> None:
+        """What was due from ``begin`` until now is taken for due right before it: a window that began then, of which
+        this is heard late, has arrivals of its own for that time."""
+        number = len(self.scheduled) - 1
+        while number >= 0 and self.scheduled[number] >= begin:
+            self.scheduled[number] = begin - 1
+            number -= 1
+
     def respond(self, number: int, when: int) -> None:
         """One of the responses of a stream has come; those of a request that is over already are not counted."""
         if self.status[number] == PENDING:

@@ -286,6 +286,7 @@ class LoadRun:
         self._window[0] = at or (self._start if at_once else self.clock())
         if self.load.has_open and self.load.warmup_s > 0:
             # However long the warm-up took, the window has the arrivals that every other window of this load has.
+            self.recorder.count_before(self._window[0])
             warmup = int(self.load.longest_warmup_s * 1e9)
             self._next = bisect.bisect_left(self._offsets, warmup)
             self._start = self._window[0] - warmup
