@@ -120,6 +120,18 @@ def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: bytes, te
         Load.replay(tmp_path / "none")
 
 
+@pytest.mark.parametrize("notes", ["x", [["a"]], [{}], [1]])
+def test_a_trace_whose_notes_were_edited_by_hand_is_read(tmp_path: Path, notes: object) -> None:
+    path = traffic().save(tmp_path / "edited.trace.npz")
+    with np.load(path) as arrays:
+        columns = dict(arrays)
+    head = {**json.loads(columns["head"].tobytes()), "notes": notes}
+    np.savez(path, **{**columns, "head": np.frombuffer(json.dumps(head).encode(), np.uint8)})  # type: ignore[arg-type]
+    read = Trace.load(path)
+    assert all(isinstance(note, str) for note in read.notes)
+    assert len({read.notes}) == 1  # it can be told once for many
+
+
 @pytest.mark.parametrize("factor", [1e-9, 1e9])
 def test_a_factor_that_makes_a_trace_last_no_time_or_for_ever_is_named(tmp_path: Path, factor: float) -> None:
     path = tmp_path / "intervals"

@@ -173,10 +173,15 @@ def test_what_it_takes_to_have_one(server: wb.Server) -> None:
         (["exact"], {}, "needs two models"),
         (["exact", "coarse"], {"reference": "other"}, "reference 'other'"),
         (["exact", "coarse"], {"rounds": 1}, "at least 2 rounds"),
+        (["exact", "coarse"], {"rounds": 2.5}, "rounds must be a whole number"),
+        (["exact", "coarse"], {"top_k": -1}, "top_k must be a whole number above 0"),
+        (["exact", "coarse"], {"examples": 0}, "examples must be a whole number above 0"),
         (["exact", "coarse"], {"concurrency": [1, 2]}, "at one load"),
+        ("exact", {}, "models must be a list of names, got 'exact'"),
+        (["exact", None], {}, "models must be a list of names"),
     ],
 )
-def test_what_cannot_be_compared(server: wb.Server, models: list[str], options: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_compared(server: wb.Server, models: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         server.compare(models, store=None, **{**QUICK, **options})
 

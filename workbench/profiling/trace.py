@@ -253,7 +253,7 @@ class Trace:
             classes = tuple(TraceClass(**{**kind, "outputs": tuple(kind["outputs"])}) for kind in head["classes"])
             inputs = _inputs(head["inputs"], data)
             return cls(
-                **columns, classes=classes, inputs=inputs, source=head["source"], notes=tuple(head["notes"]),
+                **columns, classes=classes, inputs=inputs, source=head["source"], notes=tuple(map(str, head["notes"])),
                 length_ns=int(head.get("length_ns", 0)),
             )  # fmt: skip
         except WorkbenchError:

@@ -289,8 +289,9 @@ def capture(
             hint="serve its repository here (wb.serve) and have the clients ask that, or have Triton trace its "
             "requests (--trace-config); of a server of the workbench: wb.attach(NAME)",
         )
-    if not isinstance(limit_mb, int | float) or not 0 < limit_mb <= _LARGEST_MB:
-        raise InvalidRequest(f"limit_mb must be a number above 0, up to {_LARGEST_MB}, got {limit_mb!r:.80}")
+    given: Any = limit_mb
+    if not isinstance(given, int | float) or not 0 < given <= _LARGEST_MB:
+        raise InvalidRequest(f"limit_mb must be a number above 0, up to {_LARGEST_MB}, got {given!r:.80}")
     path = None if to is None else _writable(to)
     limit = int(limit_mb * 2**20)
     try:

@@ -50,6 +50,12 @@ def compare(
     **options: Any,
 ) -> CompareResult:
     """Models side by side; see ``Server.compare``."""
+    if isinstance(models, str) or not all(isinstance(name, str) for name in models):
+        raise InvalidRequest(f"models must be a list of names, got {models!r:.80}", hint='compare(["a", "b"])')
+    counts: dict[str, Any] = {"top_k": top_k, "rounds": rounds, "examples": examples}
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise InvalidRequest(f"{name} must be a whole number above 0, got {count!r:.80}")
     of_blocks = {"duration_s": 1.0, "warmup_s": 0.2, **options} if load is None else options
     loads = loads_of(concurrency, rate, of_blocks, load)
     if len(loads) != 1:
