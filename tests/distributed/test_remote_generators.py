@@ -94,7 +94,7 @@ def test_two_generators_on_nodes_send_what_one_here_sends(server: WorkbenchServe
     assert 0 < far.point.mean_batch < 2
     nodes = {str(each["node"]) for each in told}
     assert len(nodes) == 2, "one a node, for each has one device"
-    (note,) = [note for note in far.point.notes if "on other nodes" in note]
+    (note,) = [note for note in far.point.notes if "generators on nodes" in note]
     assert all(node in note for node in nodes)
 
 
@@ -174,4 +174,4 @@ def test_on_the_command_line(
     main([*arguments, "--executor", "ray", "--ray-address", cluster.address, "--json"])
     told = capsys.readouterr()
     assert '"points"' in told.out, told.err
-    assert "on other nodes" in told.out
+    assert "generators on nodes" in told.out

@@ -291,8 +291,13 @@ class LocalExecutor:
 
     def close(self) -> str:
         """Has the original configuration applied; on a thread, so that another Ctrl-C does not keep it from that."""
-        if self._place is not None:
-            self._place.close()
+        try:
+            return self._restored()
+        finally:
+            if self._place is not None:
+                self._place.close()
+
+    def _restored(self) -> str:
         models = self._held or list(self._work.swept if self._work is not None else ())
         complaints: list[str] = []
         if self._work is None or not models:

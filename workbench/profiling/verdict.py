@@ -169,8 +169,8 @@ def _elsewhere(evidence: Evidence, options: MeasureOptions) -> tuple[list[str], 
     worst = max(far, key=lambda each: float(each["uncertainty_ms"]))
     known = float(worst["uncertainty_ms"])
     nodes = ", ".join(dict.fromkeys(str(each["node"]) for each in far))
-    count = f"{len(far)} generators" if len(far) > 1 else "a generator"
-    notes = [f"the load came from {count} on other nodes ({nodes}), whose clocks are known to {known:.2f} ms"]
+    who, whose = ("generators on nodes", "clocks are") if len(far) > 1 else ("generator on node", "clock is")
+    notes = [f"the load came from {len(far)} {who} {nodes}, whose {whose} known to {known:.2f} ms"]
     notes += [str(each["note"]) for each in far if each.get("note")]
     if known <= options.lag_limit_ms:
         return [], notes
