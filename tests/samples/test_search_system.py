@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(repository: Path) -> Iterator[InferenceEngine]:
-    engine = InferenceEngine(EngineOptions((repository,)))
+    """As ``docs/search_system.md`` serves them apart: pinned, and documents and reranker in turn."""
+    policies = {name: {"cpu-cores": "0-0"} for name in ("query", "bulk", "cpu")}
+    engine = InferenceEngine(EngineOptions((repository,), host_policies=policies, rate_limit="execution_count"))
     engine.start()
     yield engine
     engine.stop(5)
@@ -164,6 +168,35 @@ def test_what_cannot_be_ranked_is_refused_in_words(engine: InferenceEngine) -> N
         ask(engine, "reranker_ensemble", {"QUERY": texts("q"), "DOCUMENTS": texts(*["text"] * 65)})
     long = ask(engine, "reranker_ensemble", {"QUERY": texts("why " * 900), "DOCUMENTS": texts("because " * 900, "")})
     assert long["order"][0] == 0
+
+
+def test_documents_and_reranker_take_turns(engine: InferenceEngine) -> None:
+    """One of the two executes at a time, and what is to be ranked does not wait for all documents that came before."""
+    ids = np.full((32, 32), 2339, np.int64)
+    tensors = [Tensor.from_numpy("input_ids", ids), Tensor.from_numpy("attention_mask", np.ones_like(ids))]
+    question, documents = next(iter(QUESTIONS.items()))
+    rows = ask(engine, "reranker_preproc", {"QUERY": texts(question), "DOCUMENTS": texts(*documents)})
+    with ThreadPoolExecutor(5) as pool:
+        sent = [pool.submit(engine.infer, InferenceRequest("ctx_embedding", tensors), 120) for _ in range(5)]
+        ranked = ask(engine, "reranker", rows)
+        left = sum(not each.done() for each in sent)
+        assert all(each.result(120).error is None for each in sent)
+    assert ranked["score"].argmax() == 0
+    assert left >= 2
+    found = engine.records.read().batches
+    # warm-up, whose batches have no number, takes no turns: nothing else runs on that instance
+    spans = sorted(
+        {
+            (done, acquired, model)
+            for seq, acquired, done, model in zip(
+                found["batch_seq"], found["acquired"], found["done"], found["model"], strict=True
+            )
+            if seq >= 0 and model in ("ctx_embedding", "reranker")
+        }
+    )
+    assert len(spans) > 5
+    for (done, _, model), (_, acquired, other) in itertools.pairwise(spans):
+        assert done <= acquired, f"{model} and {other} together for {(done - acquired) / 1e6:.3f} ms"
 
 
 def test_documents_and_queries_meet_in_one_space(repository: Path, tmp_path: Path) -> None:
