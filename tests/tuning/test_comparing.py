@@ -126,6 +126,11 @@ def test_one_that_failed_is_not_the_fastest() -> None:
     assert found.verdict == "a has the highest throughput"
 
 
+def test_too_few_blocks_are_not_called_too_close() -> None:
+    found = result(a=points([100]), b=points([50]))
+    assert found.verdict == "a has the highest throughput; too few blocks to tell it from b: measure more rounds"
+
+
 @pytest.mark.full
 def test_among_alike_models_the_best_is_seldom_called_better_than_another() -> None:
     """The best of six is chosen by the very figures that it is judged by."""

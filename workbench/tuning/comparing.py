@@ -142,12 +142,13 @@ class CompareResult:
         # The best is known after the fact only: each pair of models might have been the one that is looked at.
         pairs = (len(others) + 1) * len(others) // 2
         compared = {each.model: _compare(each, best, pairs, self.metric) for each in others}
-        close = [name for name, found in compared.items() if not found.faster]
-        text = f"{best.model} has the " + (
-            "highest throughput" if self.metric == "throughput" else "lowest mean latency"
-        )
+        unknown = [name for name, found in compared.items() if math.isnan(found.low)]
+        close = [name for name, found in compared.items() if not found.faster and name not in unknown]
+        text = f"{best.model} has the {'highest throughput' if self.metric == 'throughput' else 'lowest mean latency'}"
         if close:
             text += f"; too close to call: {', '.join(close)}"
+        if unknown:
+            text += f"; too few blocks to tell it from {', '.join(unknown)}: measure more rounds"
         return text
 
     def worst(self, model: str) -> WorstExample:
