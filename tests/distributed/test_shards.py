@@ -163,6 +163,7 @@ def test_a_shard_of_another_version_is_not_measured(folder: Path) -> None:
     ("text", "match"),
     [
         ("{", "cannot be read"),
+        ("[" * 200_000, "cannot be read"),
         ("[]", "no shard file"),
         ('{"workbench_shard": 2}', "of version 2"),
         ('{"workbench_shard": 1, "model": "m"}', "not complete"),
@@ -175,6 +176,15 @@ def test_a_file_that_is_no_shard_is_refused(tmp_path: Path, text: str, match: st
         read_shard(path, open_target)
     with pytest.raises(NotFound):
         read_shard(tmp_path / "none", open_target)
+
+
+@pytest.mark.parametrize("bad", [None, -1, "x", []], ids=repr)
+@pytest.mark.parametrize("part", ["model", "grid", "repository", "options"])
+def test_a_shard_edited_by_hand_is_refused_in_words(folder: Path, tmp_path: Path, part: str, bad: object) -> None:
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps({**json.loads((folder / "shard-0.json").read_text()), part: bad}))
+    with pytest.raises(InvalidRequest, match="not complete"):
+        read_shard(path, open_target)
 
 
 def test_runs_of_other_sweeps_files_and_devices_are_told_apart(folder: Path, tmp_path: Path) -> None:

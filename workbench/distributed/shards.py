@@ -157,7 +157,7 @@ def read_shard(path: str | Path, open: Open) -> Shard:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise NotFound("there is no such shard file", where=str(path)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the shard file cannot be read: {error}", where=str(path)) from error
     if not isinstance(value, dict) or "workbench_shard" not in value:
         raise InvalidRequest("this is no shard file", where=str(path), hint="workbench sweep MODEL --write-shards DIR")
@@ -170,7 +170,7 @@ def read_shard(path: str | Path, open: Open) -> Shard:
     try:
         check_version(str(value["planned_with"]))
         return _shard(value, open)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise InvalidRequest(f"the shard file is not complete: {error!r}", where=str(path)) from error
 
 
