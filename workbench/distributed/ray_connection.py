@@ -29,11 +29,12 @@ def connect(ray: Any, settings: Ray) -> bool:
             configure_logging=False,
             include_dashboard=False if settings.address == "local" else None,
         )
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+    except Exception as error:  # where a node of its own does not start in time Ray raises just that
         raise ConnectionFailed(
-            f"there is no Ray cluster to connect to: {str(error).strip().splitlines()[0]}",
+            f"there is no Ray cluster to connect to: {(str(error).strip() or type(error).__name__).splitlines()[0]}",
             where=settings.address,
-            hint="start one (ray start --head --resources='{\"device\": 1}'), or give Ray(address=...)",
+            hint="start one (ray start --head --resources='{\"device\": 1}'), or give its address (--ray-address, "
+            "Ray(address=...)); where Ray says Unauthenticated, give the cluster's token (RAY_AUTH_TOKEN)",
         ) from error
     return True
 
