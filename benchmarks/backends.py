@@ -98,7 +98,7 @@ class Size:
 
 
 FULL = Size(12, 2.0)
-QUICK = Size(5, 0.5)
+QUICK = Size(4, 0.5)
 
 
 def measure(case: Case, repository: Path, size: Size) -> dict[str, Any]:

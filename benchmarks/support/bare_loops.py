@@ -5,6 +5,7 @@ A function gets a model's directory and the inputs of one batch by name, and giv
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,8 @@ def tensorflow(folder: Path, feeds: Feeds) -> Call:
     )
     session = tf.Session(graph=graph, config=config)
     with graph.as_default():
-        loaded = tf.saved_model.loader.load(session, ["serve"], str(folder / "1" / "model.savedmodel"))
+        load = inspect.unwrap(tf.saved_model.loader.load)  # marked as deprecated, which it would say
+        loaded = load(session, ["serve"], str(folder / "1" / "model.savedmodel"))
     signature = loaded.signature_def["serving_default"]
     call = session.make_callable(
         [info.name for info in signature.outputs.values()], [signature.inputs[name].name for name in feeds]
