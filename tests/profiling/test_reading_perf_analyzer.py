@@ -111,7 +111,7 @@ def test_both_files_of_one_run_make_whole_points_that_a_store_keeps(tmp_path: Pa
         ("", "no CSV of perf_analyzer"),
         ("model,throughput\nm,3\n", "no CSV of perf_analyzer"),
         (f"{HEAD}\n1,many,1\n", "line 2 cannot be read"),
-        (f"{HEAD}\n0,200,1\n", "concurrency must be from 1"),
+        (f"{HEAD}\n0,200,1\n", "concurrency must be a whole number from 1"),
         ("{", "no JSON of perf_analyzer"),
         ('{"experiments": [{"requests": []}]}', "no JSON of perf_analyzer"),
         ('{"experiments": [{"experiment": {"mode": "custom", "value": 1}, "requests": [], "window_boundaries": []}]}',
