@@ -81,7 +81,7 @@ def test_classes_and_replays(tmp_path: Path) -> None:
         (["--replay", "x", "--rate", "5"], "a replay has its own rate"),
         (["--request-parameter", "a:5"], "cannot read --request-parameter a:5"),
         (["--request-parameter", "a:x:int"], "cannot read --request-parameter a:x:int"),
-        (["--rate", "5", "--burst-factor", "0.5"], "burst_factor above 1"),
+        (["--rate", "5", "--burst-factor", "0.5"], "burst_factor must be a number from 1"),
     ],
 )
 def test_what_makes_no_sense_is_said(words: list[str], text: str) -> None:
