@@ -129,9 +129,7 @@ class ScriptModel:
                 return self._shared[device]
             try:
                 with torch.inference_mode(self._settings.inference_mode):
-                    module = torch.jit.load(  # type: ignore[no-untyped-call]
-                        str(self._path), map_location=device or None
-                    )
+                    module = torch.jit.load(str(self._path), map_location=device or None)
             except Exception as error:
                 raise InternalError(
                     f"failed to load model '{self._context.name}': {error}", where=str(self._path)
@@ -169,7 +167,7 @@ class ScriptInstance(TensorInstance):
             each.untyped_storage().data_ptr() for each in (*module.parameters(), *module.buffers()) if each.numel()
         )
         gpu = device.startswith("cuda")
-        self._stream: Any = torch.cuda.Stream(device) if gpu else None  # type: ignore[no-untyped-call]
+        self._stream: Any = torch.cuda.Stream(device) if gpu else None
 
     def prepare(self, feeds: dict[str, NDArray[Any]]) -> Any:
         """The arguments of ``forward``: tensors over the requests' own memory, lists of strings."""

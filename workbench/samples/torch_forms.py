@@ -59,7 +59,7 @@ def minilm_module(weights: Mapping[str, NDArray[Any]]) -> Any:
         layer.load_state_dict({"weight": tensor(f"{name}.weight"), "bias": tensor(f"{name}.bias")})
         return layer
 
-    class Layer(nn.Module):
+    class Layer(nn.Module):  # type: ignore[misc]  # torch is an extra
         def __init__(self, number: int) -> None:
             super().__init__()
             name = f"encoder.layer.{number}."
@@ -82,7 +82,7 @@ def minilm_module(weights: Mapping[str, NDArray[Any]]) -> Any:
             result: torch.Tensor = self.norm(self.narrow(functional.gelu(self.wide(x))) + x)
             return result
 
-    class MiniLM(nn.Module):
+    class MiniLM(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.words = nn.Parameter(tensor("embeddings.word_embeddings.weight"))
@@ -138,13 +138,13 @@ def _exported(torch: Any, module: Any) -> bytes:
 
 
 def _compiled(torch: Any, module: Any) -> bytes:
-    import torch._inductor
+    from torch import _inductor
 
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(scratch) / "model.pt2"
         try:
-            torch._inductor.aoti_compile_and_package(_program(torch, module), package_path=str(path))
+            _inductor.aoti_compile_and_package(_program(torch, module), package_path=str(path))
         except Exception as error:
             raise SampleError(
                 f"torch cannot compile the model: {str(error).strip().splitlines()[0] if str(error) else error!r}",
@@ -170,7 +170,7 @@ def silero_module(original: Any) -> Any:
 
     import torch
 
-    class Stateless(torch.nn.Module):
+    class Stateless(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.network = original._model

@@ -91,7 +91,7 @@ class TritonPythonModel:
             return loader.run, leaves, torch_names.paths(out_spec, "RESULT"), [torch_names.own_name(e) for e in leaves]
         if kind == "export":
             return self._load_program(path)
-        module = torch.jit.load(str(path), map_location=self._device).eval()  # type: ignore[no-untyped-call]
+        module = torch.jit.load(str(path), map_location=self._device).eval()
         return lambda flat: _leaves(module(*flat)), [], [], []
 
     def _load_program(self, path: Path) -> tuple[Flat, list[str], list[str], list[str]]:
