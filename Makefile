@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make test WORKERS=2` (and test-full) runs the tests file by file on so many processes, for most of them wait for
 # processes; what measures, injects faults under load or drives a browser has the cores for itself, at the end.
 WORKERS ?= 1
-ALONE := tests/live tests/faults tests/notebooks tests/profiling tests/distributed
+ALONE := tests/cli/test_demo.py tests/live tests/faults tests/notebooks tests/profiling tests/distributed
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore=%)
 
 # Runs the tests that $(1) selects.

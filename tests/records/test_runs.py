@@ -80,6 +80,7 @@ def test_a_store_shows_its_last_runs(tmp_path: Path) -> None:
     assert head.endswith(": 22, the last 20:")
     assert len(lines) == 20
     assert "sweep  m  done  0 points  turn 21" in lines[-1]
+    assert store.open("latest").meta["title"] == "turn 21"
 
 
 def test_delete_and_unknown(tmp_path: Path) -> None:

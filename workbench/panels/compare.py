@@ -20,6 +20,7 @@ from workbench.tuning.comparing import CompareResult, ModelFigures
 
 if TYPE_CHECKING:
     from workbench.profiling import Point
+    from workbench.session.results import ModelTable
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
@@ -61,12 +62,13 @@ class ComparePanel(Panel):
         self._result = result
         self._thread: threading.Thread | None = None
         self._stop_event = threading.Event()
-        names = server.session.snapshot().models.names
+        table = server.session.snapshot().models
+        names = table.names
         if result is not None:
             models = models if models is not None else [each.model for each in result.models]
             reference = reference or result.reference
             concurrency = result.load.concurrency or concurrency
-        chosen = [name for name in models if name in names] if models is not None else names
+        chosen = [name for name in models if name in names] if models is not None else _ready(table)
         self._models = W.SelectMultiple(
             options=names, value=chosen, rows=min(8, max(3, len(names))), layout=W.Layout(width="230px"),
             tooltip="Two or more: Ctrl or Shift with a click",
@@ -239,15 +241,20 @@ class ComparePanel(Panel):
     # ------------------------------------------------------------ without a page
 
     def _static(self) -> list[str | Chart]:
+        charts = [self._speed.draw_again(), self._latency.draw_again()]
         if self._result is None:
-            return ["Nothing was compared."]
+            return [f"Nothing was compared yet. Chosen: {escape(', '.join(self._models.value) or 'none')}.", *charts]
         return [
-            self._said.value, self._speed.draw_again(), self._latency.draw_again(), self._table.value,
+            self._said.value, *charts, self._table.value,
             self._examples.value,
         ]  # fmt: skip
 
     def _text(self) -> str:
         return "Compare: nothing was compared" if self._result is None else repr(self._result)
+
+
+def _ready(table: ModelTable) -> list[str]:
+    return [name for name in table.names if any(row.name == name and row.state == "READY" for row in table)]
 
 
 def _labelled(widget: Any, label: str) -> Any:

@@ -30,6 +30,11 @@ _SHOWN = 20
 """How many runs a store shows of itself."""
 
 
+def _in_order(id: str) -> list[str | int]:
+    """An id with its numbers as numbers: of the runs of one second the tenth comes after the ninth."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", id)]
+
+
 class RunStore:
     """A directory of runs.
 
@@ -213,7 +218,7 @@ class RunStore:
 
     def _files(self) -> _Paths:
         paths = (path for path in self.directory.glob(f"*{SUFFIX}") if not path.name.startswith("."))
-        return sorted(paths, key=lambda path: path.name.removesuffix(SUFFIX))
+        return sorted(paths, key=lambda path: _in_order(path.name.removesuffix(SUFFIX)))
 
     def list(self) -> _Infos:
         """All runs, oldest first; files that cannot be read are listed with status ``unreadable``."""
