@@ -19,6 +19,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
+from workbench.backends.tensorrt_library import INSTALL
+
 LIMIT_S = 120.0
 
 
@@ -240,7 +242,7 @@ _FRAMEWORKS: dict[str, _Framework] = {
     "pytorch": _Framework("torch", ("torch",), _extra("torch"), _pytorch),
     "tensorrt": _Framework(
         "tensorrt", ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
-        "pip install tensorrt --extra-index-url https://pypi.nvidia.com, or an NVIDIA container", _tensorrt,
+        INSTALL["tensorrt"], _tensorrt,
     ),
     "tensorrt_rtx": _Framework("tensorrt_rtx", ("tensorrt-rtx",), _extra("tensorrt"), _tensorrt),
     "openvino": _Framework("openvino", ("openvino",), _extra("openvino"), _openvino),

@@ -18,7 +18,7 @@ from workbench.errors import Unsupported
 NAMES = ("tensorrt", "tensorrt_rtx")
 """The packages, the one whose engines NVIDIA's Triton loads first."""
 INSTALL = {
-    "tensorrt": "pip install tensorrt --extra-index-url https://pypi.nvidia.com, or an NVIDIA container",
+    "tensorrt": "pip install tensorrt from NVIDIA's own package index (its installation guide), or an NVIDIA container",
     "tensorrt_rtx": "pip install tensorrt_rtx (the extra tensorrt)",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from workbench.backends.conformance.checks import CHECKS, not_applicable
@@ -27,15 +28,15 @@ def conformance_problems(kit: Kit, folder: Path) -> dict[str, str]:
     return problems
 
 
-class BackendConformance:
+class BackendConformance(ABC):
     """Tests for pytest: a subclass named ``Test...`` gives its kit. Each check is a test of its own.
 
     A check that the kit says does not apply passes: the kit's words are the reason.
     """
 
+    @abstractmethod
     def kit(self) -> Kit:
         """The backend's models; asked for each test."""
-        raise NotImplementedError("a conformance test gives its kit")
 
     def _check(self, name: str, folder: Path) -> None:
         kit = self.kit()
