@@ -58,6 +58,8 @@ class TritonPythonModel:
             file.writelines(f"{text}\\n" for text in texts)
         if any("slow" in text for text in texts):
             time.sleep(0.05)
+        while "held" in texts and not self.seen.with_name("go").exists():
+            time.sleep(0.005)
         if any("poison" in text or "broken" in text for text in texts):
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("poison is refused"))
         vector = np.array([[len(text), text.count("a"), 1] for text in texts], np.float32)
@@ -84,6 +86,10 @@ class Served:
 
     def seen(self) -> list[str]:
         return self._file.read_text().splitlines() if self._file.exists() else []
+
+    def let_go(self) -> None:
+        """Lets the model answer what it holds: the text "held"."""
+        self._file.with_name("go").touch()
 
     def forget(self) -> None:
         self._file.write_text("")
@@ -177,14 +183,19 @@ def test_what_is_new_or_changed_is_done_as_it_comes(served: Served, database: Pa
 
 
 def test_a_text_that_changes_while_it_is_embedded_does_not_keep_the_old_vector(served: Served, database: Path) -> None:
-    write(database, {1: "slow"})
+    write(database, {1: "held"})
 
-    def change(progress: Progress) -> None:
-        if served.seen() == [] and progress.left == 1:
-            write(database, {1: "slow, and longer"})
+    def change() -> None:
+        while served.seen() != ["held"]:
+            threading.Event().wait(0.005)
+        write(database, {1: "held, and longer"})
+        served.let_go()
 
-    done = embed(served, database, on_progress=change)
-    assert served.seen()[-1] == "slow, and longer"
+    with ThreadPoolExecutor(1) as pool:
+        changed = pool.submit(change)
+        done = embed(served, database)
+        changed.result(10)
+    assert served.seen() == ["held", "held, and longer"]
     assert read_vectors(database)[1].tolist() == [[16, 1, 1]]
     assert done.left == 0
 
