@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -193,12 +194,12 @@ def test_a_server_that_is_lost_in_the_middle_ends_the_run_in_words(
             end()
 
     load = Load.closed(2, duration_s=60, warmup_s=0.2, max_warmup_s=0.2, generators=generators)
-    with (
-        Generators() as processes,
-        pytest.raises(ConnectionFailed, match=r"lost .* [1-9]\d* requests had been answered"),
-    ):
-        processes.run(Job(load, url, protocol, messages), kill)
+    with Generators() as processes:
+        samples = processes.run(Job(load, url, protocol, messages), kill)
     assert time.monotonic() - began < 20
+    assert re.search(r"the server was lost .* [1-9]\d* requests had been answered", samples.extra["server_lost"])
+    assert samples.ok.sum() > 0  # what was measured is kept
+    assert 0 < samples.seconds < 15
 
 
 class OneHalf:

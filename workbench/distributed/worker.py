@@ -145,7 +145,8 @@ class Worker:
         self._planned.take()
         self._bench.known = known
         outcome = self._bench.measure(item)
-        return outcome and _served(outcome, self._serving, self._node), self._bench.broken
+        # Nobody starts this worker's server again: an item that outlived it is measured elsewhere.
+        return outcome and _served(outcome, self._serving, self._node), self._bench.broken or self._bench.gone
 
     def stop(self) -> None:
         """Ends what is being measured at once."""

@@ -139,6 +139,8 @@ class Bench:
         self._applied: Mapping[str, Any] | None = None
         self._refused = ""
         self._unreachable = 0
+        self.gone = ""
+        """Why the server was not there to the end of the item that was measured last; empty where it was."""
         self.broken = ""
         """Why nothing more can be measured here; empty while all is well."""
 
@@ -147,6 +149,7 @@ class Bench:
 
         None where it could not be tried; ``broken`` then says why. A point that fails is an outcome with its reason.
         """
+        self.gone = ""
         if not self._apply(item.settings):
             return None
         if self._refused:
@@ -156,15 +159,15 @@ class Bench:
             if key:
                 return Outcome(item, None, key)
             outcome = self._measured(item)
-            self._unreachable = 0
         except Exception as error:
             outcome = self._failed(item, text_of(error))
-            self._unreachable = self._unreachable + 1 if isinstance(error, ConnectionFailed) else 0
+            self.gone = text_of(error) if isinstance(error, ConnectionFailed) else ""
+        self._unreachable = self._unreachable + 1 if self.gone else 0
         if lost := self._lost():
             self.broken = lost
-            return self._failed(item, lost)
+            return outcome if self.gone else self._failed(item, lost)
         if self._unreachable >= 2:
-            self.broken = outcome.point.error if outcome.point is not None else "the server is gone"
+            self.broken = self.gone
         return outcome
 
     def close(self) -> None:
@@ -205,7 +208,8 @@ class Bench:
         steps = self._step_configs()
         measured = self._run(item)
         point = _completed(measured.point, steps)
-        whole = self._work.keyed and not measured.samples.stopped
+        self.gone = measured.lost
+        whole = self._work.keyed and not measured.samples.stopped and not measured.lost
         key = self._keys.key(point.load, point.config, point.step_configs) if whole else ""
         if not self._work.keep_samples:
             return Outcome(item, point, key)
@@ -215,7 +219,7 @@ class Bench:
         """Measures a point, once more when it is not valid; the note says why the first attempt was not kept."""
         measured = self._measurer.run(item.load, item.settings)
         for _ in range(self._work.attempts - 1):
-            if measured.point.valid or self._stop.is_set():
+            if measured.point.valid or measured.lost or self._stop.is_set():
                 break
             first = "; ".join(measured.point.reasons)
             measured = self._measurer.run(item.load, item.settings)

@@ -50,12 +50,13 @@ class KernelLoad:
         self._sender = Sender(load, prepared.plan, self._recorder, self._transmit, ids_from=clock() // 1000)
         self._offsets = self._sender.offsets
         self._next = 0
-        self._start = 0
+        self._start = self._began = 0
+        self._lost = ""
 
     def run(self) -> Samples:
         """The whole point: warm-up, window, drain."""
         load, clock, recorder = self._load, self._clock, self._recorder
-        self._start = clock()
+        self._start = self._began = clock()
         self._sender.begin(clock)
         warmth = self._warm_up()
         begin, answered = clock() if load.warmup_s > 0 else self._start, recorder.answered
@@ -69,7 +70,7 @@ class KernelLoad:
         while True:
             end = clock()
             enough = recorder.answered - answered >= load.min_requests
-            if self._stop.is_set() or end >= longest:
+            if self._over or end >= longest:
                 break
             if enough and recorder.known_well(begin, end, load.clients):
                 break
@@ -79,6 +80,8 @@ class KernelLoad:
         drained = self._drain(end)
         samples = recorder.samples((begin, end), stopped=self._stop.is_set(), drained=drained, cpu_s=0.0)
         samples.extra.update(warmth)
+        if self._lost:
+            samples.extra["server_lost"] = self._lost
         return samples
 
     def _warm_up(self) -> dict[str, Any]:
@@ -86,11 +89,11 @@ class KernelLoad:
         longest = begin + int(load.longest_warmup_s * 1e9)
         self._until(begin + int(load.warmup_s * 1e9))
         warm = load.warmup_s == 0 or not load.settles
-        while not warm and not self._stop.is_set() and clock() < longest:
+        while not warm and not self._over and clock() < longest:
             warm = self._recorder.warm(begin)
             if not warm:
                 self._until(min(longest, clock() + 2 * _TICK_NS))
-        return {"warm": warm or self._stop.is_set(), "warmup_s": (clock() - begin) / 1e9}
+        return {"warm": warm or self._over, "warmup_s": (clock() - begin) / 1e9}
 
     def _transmit(self, number: int, message: int, streaming: bool, sequence_id: int) -> None:
         request = replace(self._requests[message])
@@ -114,8 +117,8 @@ class KernelLoad:
             answers.put((number, clock(), getattr(error, "message", None) or f"{type(error).__name__}: {error}", True))
 
     def _until(self, deadline: int) -> None:
-        """Sends and receives until a time, or until stopped."""
-        while not self._stop.is_set():
+        """Sends and receives until a time, or until it is over."""
+        while not self._over:
             now = self._clock()
             if now >= deadline:
                 return
@@ -125,6 +128,12 @@ class KernelLoad:
                 self._take(self._answers.get(timeout=max(0, wake - self._clock()) / 1e9))
             except queue.Empty:
                 continue
+
+    @property
+    def _over(self) -> bool:
+        """Whether it was stopped, or all that is still to come would fail because the model is gone."""
+        self._lost = self._lost or self._recorder.broken_off(self._began)
+        return bool(self._lost) or self._stop.is_set()
 
     def _send_due(self, now: int, wake: int) -> int:
         """Sends what is due and gives the time of what comes next, ``wake`` at the latest."""

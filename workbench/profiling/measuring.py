@@ -6,13 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.clock import sleep, utc_now_iso
-from workbench.errors import Unsupported
+from workbench.errors import Unsupported, WorkbenchError
 from workbench.profiling.class_side import class_figures
 from workbench.profiling.client_side import client_side
 from workbench.profiling.cpu import CpuReading, machine_cpus, read_cpu
@@ -35,6 +35,8 @@ from workbench.profiling.verdict import Evidence, MeasureOptions, judge
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment, cpu_condition
 
+_T = TypeVar("_T")
+
 _SETTLE_S = 1.0
 _IDLE_S = 15.0
 
@@ -55,6 +57,8 @@ class Measured:
     point: Point
     samples: Samples
     records: RecordColumns | None = None
+    lost: str = ""
+    """Why the server, or its model, was not there to the end; empty where it was."""
 
 
 class Measurer:
@@ -89,19 +93,21 @@ class Measurer:
         self._options = options if options is not None else MeasureOptions()
         self._generators = Generators(clock=self._options.clock, place=place)
         self._cursor = -1
+        self._lost = ""
         self._environment: dict[str, Any] | None = None
 
     def measure(self, load: Load, settings: Mapping[str, Any] | None = None) -> Point:
         """Measures a load point under the configuration that is applied now.
 
-        Ctrl-C, and a notebook's interrupt, end it early and give what was measured until then; it sets ``stop``.
+        Ctrl-C, and a notebook's interrupt, end it early and give what was measured until then; it sets ``stop``. So
+        does a server that is lost, or that unloads the model: the point is not valid then, and says why.
 
         Args:
             load: what to send.
             settings: what the point stands for in a sweep; only written down.
 
         Raises:
-            ConnectionFailed: nobody answers at the target's address.
+            ConnectionFailed: nobody answers at the target's address when it begins.
             WorkbenchError: the model is not there, its inputs are not known, ...
         """
         return self.run(load, settings).point
@@ -122,12 +128,14 @@ class Measurer:
         before, complaint = self._counters()
         notes = [*prepared.notes, *([complaint] if complaint else [])]
         self._skip_records()
+        self._lost = ""
         edges = _Edges()
         models = [model, *composing(target, config)] if before is not None else []
         samples = self._load(load, prepared, edges, models)
+        self._lost = samples.extra.get("server_lost") or self._lost
         own = samples.only(_of_model(samples, prepared, model))
-        after = self._settled(before, own)
-        records = self._records(samples, notes)
+        after = self._asked(lambda: self._settled(before, own))
+        records = self._asked(lambda: self._records(notes))
         whole = difference(before, after) if before is not None and after is not None else None
         window = _split(edges.statistics) if len(edges.statistics) == 2 else None
         classes = prepared.plan.classes
@@ -137,8 +145,9 @@ class Measurer:
         evidence = Evidence(load, samples, client, window, whole, cpu, machine_cpus(), own)
         reasons, remarks = judge(target, evidence, self._options)
         notes += remarks
-        if epoch is not None and target.epoch(model) != epoch:
+        if epoch is not None and self._asked(lambda: target.epoch(model)) not in (epoch, None):
             reasons.append("the configuration was changed during the measurement")
+        reasons = [*([self._lost] if self._lost else []), *reasons]
         point = Point(
             model=model,
             load=load,
@@ -163,7 +172,7 @@ class Measurer:
             reasons=(*reasons, *client.unstable),
             notes=tuple(notes),
         )
-        return Measured(point, samples, records)
+        return Measured(point, samples, records, self._lost)
 
     def close(self) -> None:
         """Ends the generators' processes."""
@@ -183,8 +192,9 @@ class Measurer:
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] in ("window", "window_end"):
                 edges.cpu.append(read_cpu(pid, self._options.clock))
-                if models:
-                    edges.statistics.append({name: counters(self.target.statistics(name), name) for name in models})
+                seen = self._asked(lambda: {name: counters(self.target.statistics(name), name) for name in models})
+                if seen:
+                    edges.statistics.append(seen)
             if self._on_event is not None:
                 self._on_event(event)
 
@@ -205,6 +215,15 @@ class Measurer:
             messages, plan = encode(self.target, prepared, shared)
             job = Job(load, self.target.url, self.target.protocol, messages, plan)
             return self._generators.run(job, on_event, self._stop)
+
+    def _asked(self, ask: Callable[[], _T]) -> _T | None:
+        """What the server tells once the load has begun. One that does not answer any more, or has the model no more,
+        takes nothing from what was measured: the point says so."""
+        try:
+            return ask()
+        except WorkbenchError as error:
+            self._lost = self._lost or f"the server does not tell any more what it did: {error.message}"
+            return None
 
     def _counters(self) -> tuple[Counters | None, str]:
         statistics, complaint = try_statistics(self.target, self.model)
@@ -248,7 +267,7 @@ class Measurer:
         if records is not None:
             self._cursor = records.last_seq
 
-    def _records(self, samples: Samples, notes: list[str]) -> RecordColumns | None:
+    def _records(self, notes: list[str]) -> RecordColumns | None:
         records = self.target.records(self._cursor)
         if records is None:
             return None

@@ -87,6 +87,7 @@ def merge(parts: Sequence[Samples]) -> Samples:
             "connections": sum(int(part.extra.get("connections", 0)) for part in parts),
             "nice": max(int(part.extra.get("nice", 0)) for part in parts),
             "generators": [_told_of(part, window) for part in parts],
+            **next(({"server_lost": part.extra["server_lost"]} for part in parts if "server_lost" in part.extra), {}),
         },
         response_of=np.concatenate(responses)[by_time],
         response_at=response_at[by_time],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 
 import numpy as np
@@ -12,6 +13,33 @@ from workbench.profiling.samples import MAX_TEXTS, OK, Samples
 from workbench.profiling.stability import known_well, warm
 
 PENDING = -1
+
+GONE_NS = 3_000_000_000
+"""A load is broken off after so long without its server, or model: one that is started again at once may come back."""
+
+_NOT_THERE = re.compile(r"Request for unknown model|is not at ready state|stopped accepting new inference requests")
+"""How Triton refuses requests to a model that is not loaded, or is being unloaded."""
+
+
+class Unavailable:
+    """Since when every request has failed because the model is not there: it was unloaded, say."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.since = self._last = 0
+
+    def hear(self, error: str | None, now: int) -> None:
+        """A request has its answer, or its error."""
+        if error is None or not _NOT_THERE.search(error):
+            self.since = 0
+            return
+        self.text, self._last = error, now
+        self.since = self.since or now
+
+    @property
+    def for_good(self) -> bool:
+        """Whether that has lasted so long that nothing else is to be expected."""
+        return bool(self.since) and self._last - self.since >= GONE_NS
 
 
 class Recorder:
@@ -33,6 +61,7 @@ class Recorder:
         self.in_flight = 0
         self.answered = 0
         self.failed = 0
+        self._unavailable = Unavailable()
         self._told = 0
 
     def new(self, scheduled: int, kind: int = 0) -> int:
@@ -72,6 +101,7 @@ class Recorder:
         else:
             self.status[number] = self._code(error)
             self.failed += 1
+        self._unavailable.hear(error, self.done[number])
         return True
 
     def give_up(self, text: str) -> int:
@@ -81,6 +111,16 @@ class Recorder:
             self.finish(number, text)
             self.done[number] = 0
         return len(missing)
+
+    def broken_off(self, began: int) -> str:
+        """Why a load that began then is to end now, for its model is not there any more; empty where it is to go on."""
+        gone = self._unavailable
+        return self.loss("model", gone.text, gone.since - began) if gone.for_good else ""
+
+    def loss(self, of: str, why: str, after_ns: int) -> str:
+        """In words that a load was broken off."""
+        answered = f"{self.answered} requests had been answered until then"
+        return f"{why}; the {of} was lost {after_ns / 1e9:.1f} s after the load began, {answered}"
 
     def warm(self, begin: int) -> bool:
         """Whether a warm-up that began at ``begin`` has settled by now."""

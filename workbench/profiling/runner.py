@@ -17,7 +17,7 @@ from workbench.clock import Clock, monotonic_ns
 from workbench.profiling.led import Led, Turn
 from workbench.profiling.load import Load
 from workbench.profiling.plan import Plan, with_id
-from workbench.profiling.recorder import Recorder
+from workbench.profiling.recorder import GONE_NS, Recorder
 from workbench.profiling.samples import Samples
 from workbench.profiling.sending import Client, Sender
 from workbench.profiling.wake import Waker
@@ -27,7 +27,6 @@ Emit = Callable[[dict[str, Any]], None]
 
 _START_DELAY_NS = 5_000_000
 _GIVE_UP_NS = 1_500_000_000
-_GONE_NS = 3_000_000_000  # a server that is restarted at once may come back
 _LOOK_NS = 100_000_000
 _EARLY_NS = 1_000_000
 _STRIDE = 104_729
@@ -102,12 +101,13 @@ class LoadRun:
         self._began = 0
         self._gone_since = 0
         self._answered_last = 0
+        self._lost = ""
 
     async def run(self) -> Samples:
-        """The whole point.
+        """The whole point. ``extra["server_lost"]`` of the samples says why it ended early, if the server was lost.
 
         Raises:
-            OSError: the server cannot be reached: at the start, or for seconds in the middle.
+            OSError: the server cannot be reached at the start.
         """
         load = self.load
         first = sum(part.clients or min(64, max(4, int(part.rate * 0.02))) for part in load.parts)
@@ -134,6 +134,8 @@ class LoadRun:
             cpu_s=self._cpu[1] - self._cpu[0],
         )
         samples.extra.update(connections=connections, **self._warmth)
+        if self._lost:
+            samples.extra["server_lost"] = self._lost
         samples.extra["nice"] = os.nice(0) if hasattr(os, "nice") else 0
         return samples
 
@@ -317,18 +319,20 @@ class LoadRun:
         self._look_whether_gone()
 
     def _look_whether_gone(self) -> None:
-        """A server that takes no connections any more fails all that is still to come, too: then it is broken off."""
+        """A server that takes no connections any more fails all that is still to come, too, and so does one that has
+        unloaded the model: then the run is broken off, and what was measured is kept."""
         why, answered = self.transport.unreachable, self.recorder.answered
-        if not why or answered != self._answered_last or not self._gone_since:
+        if text := self.recorder.broken_off(self._began):
+            self._give_up_on(text)
+        elif not why or answered != self._answered_last or not self._gone_since:
             self._gone_since = self.clock() if why else 0
             self._answered_last = answered
-            return
-        if self.clock() - self._gone_since > _GONE_NS:
-            after = (self._gone_since - self._began) / 1e9
-            raise OSError(
-                f"{why}; it was lost {after:.1f} s after the load began, {answered} requests had been "
-                "answered until then"
-            )
+        elif self.clock() - self._gone_since > GONE_NS:
+            self._give_up_on(self.recorder.loss("server", why, self._gone_since - self._began))
+
+    def _give_up_on(self, why: str) -> None:
+        self._lost = self._lost or why
+        self._break_off()
 
     async def _drain(self) -> bool:
         if (self.recorder.in_flight or self._paused) and not self._stopped:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from workbench.client import ControlClient, HttpClient, TritonClient, connect
-from workbench.errors import NotFound, WorkbenchError
+from workbench.errors import ConnectionFailed, NotFound, WorkbenchError
 from workbench.profiling.hold import Hold
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
@@ -196,11 +197,13 @@ def pid_of(target: Target) -> int | None:
 
 
 def stalls_between(target: Target, window: tuple[int, int]) -> list[float]:
-    """Lengths (ms) of the front end's stalls in a window; empty where the target does not tell."""
+    """Lengths (ms) of the front end's stalls in a window; empty where the target does not tell, or is gone."""
     tell = getattr(target, "loop_stalls", None)
     if tell is None:
         return []
-    return [float(ms) for when, ms in tell() if window[0] <= int(when) < window[1]]
+    with contextlib.suppress(ConnectionFailed):
+        return [float(ms) for when, ms in tell() if window[0] <= int(when) < window[1]]
+    return []
 
 
 def try_statistics(target: Target, model: str) -> tuple[Mapping[str, Any] | None, str]:
