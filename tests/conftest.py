@@ -37,13 +37,15 @@ def oracle(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sample_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample repository, built once for the whole run from the download cache. Read it; do not write to it."""
-    from workbench.samples import SampleError, build
+def sample_repository(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """The sample repository of this run, its weights from pytest's cache. Read it; do not write to it."""
+    from kept_samples import build_kept
+
+    from workbench.samples import SampleError
 
     target = tmp_path_factory.mktemp("samples") / "model_repository"
     try:
-        build(target)
+        build_kept(target, pytestconfig.cache.mkdir("samples"))
     except SampleError as error:
         if "cannot download" not in error.message:
             raise

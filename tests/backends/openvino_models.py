@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+import plain_config
 from openvino import opset13 as ops
 
 from workbench.protocol import datatypes
@@ -64,18 +65,6 @@ def write(directory: Path, model: ov.Model, config: str) -> Path:
     return directory
 
 
-def config(
-    kind: str = "FP32", *, rows: int = 8, dims: str = "4", out: str = "", more: str = "", parameters: str = ""
-) -> str:
-    """A configuration of one input x and one output y; ``parameters`` are "KEY=VALUE ...", ``more`` is any text."""
-    text = f"""\
-backend: "openvino"
-max_batch_size: {rows}
-input [ {{ name: "x" data_type: TYPE_{kind} dims: [ {dims} ] }} ]
-output [ {{ name: "y" data_type: TYPE_{kind} dims: [ {out or dims} ] }} ]
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-"""
-    for each in parameters.split():
-        key, value = each.split("=")
-        text += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-    return text + more
+def config(kind: str = "FP32", **options: Any) -> str:
+    """A configuration of one input x and one output y; the options of ``plain_config.config``."""
+    return plain_config.config('backend: "openvino"', kind, **options)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import plain_config
+
 from workbench.backends.tensorflow_session import import_tensorflow
 
 TYPES = {
@@ -16,23 +18,9 @@ TYPES = {
 """The types of the v2 table that Triton's backend takes -> TensorFlow's names."""
 
 
-def config(
-    kind: str = "FP32", *, rows: int = 8, dims: str = "4", out: str = "", more: str = "", parameters: str = "",
-    platform: str = "tensorflow_savedmodel",
-) -> str:  # fmt: skip
-    """A configuration of one input x and one output y; ``parameters`` are "KEY=VALUE ...", ``more`` is any text."""
-    kind = "STRING" if kind == "BYTES" else kind
-    text = f"""\
-platform: "{platform}"
-max_batch_size: {rows}
-input [ {{ name: "x" data_type: TYPE_{kind} dims: [ {dims} ] }} ]
-output [ {{ name: "y" data_type: TYPE_{kind} dims: [ {out or dims} ] }} ]
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-"""
-    for each in parameters.split():
-        key, value = each.split("=")
-        text += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-    return text + more
+def config(kind: str = "FP32", *, platform: str = "tensorflow_savedmodel", **options: Any) -> str:
+    """A configuration of one input x and one output y; the options of ``plain_config.config``."""
+    return plain_config.config(f'platform: "{platform}"', "STRING" if kind == "BYTES" else kind, **options)
 
 
 Body = Callable[[Any, Any], Any]
