@@ -20,6 +20,8 @@ from workbench.profiling import Load, MeasureOptions, Measurer
 from workbench.profiling.load import schedule
 from workbench.profiling.measuring import Measured
 from workbench.profiling.merging import share_out
+from workbench.profiling.plan import Plan
+from workbench.profiling.trace import Trace
 from workbench.session.measuring import SessionTarget
 from workbench.session.remote import WorkbenchServer
 
@@ -90,7 +92,8 @@ def test_two_generators_on_nodes_send_what_one_here_sends(server: WorkbenchServe
     for one in (far, here):
         assert np.abs(window_arrivals(one, 100) - asked_for).max() <= close_ns
     # Each its own part.
-    ends = [offsets[(offsets >= int(0.2e9)) & (offsets < int(1.65e9))] for _, offsets in share_out(LOAD)]
+    shares = [share.offsets for share in share_out(LOAD, Plan.plain(1))]
+    ends = [offsets[(offsets >= int(0.2e9)) & (offsets < int(1.65e9))] for offsets in shares]
     assert [each["n"] for each in told] == pytest.approx([len(each) for each in ends], abs=10)
     # Figures of the same server under the same load; on this machine all clocks are one.
     assert far.point.p50_ms == pytest.approx(here.point.p50_ms, rel=2, abs=5)
@@ -100,6 +103,32 @@ def test_two_generators_on_nodes_send_what_one_here_sends(server: WorkbenchServe
     assert len(nodes) == 2, "one a node, for each has one device"
     (note,) = [note for note in far.point.notes if "generators on nodes" in note]
     assert all(node in note for node in nodes)
+
+
+def test_classes_and_replays_come_from_nodes_as_from_here(
+    server: WorkbenchServer, cluster: Any, tmp_path: Path
+) -> None:
+    fixed = {"duration_s": 0.8, "max_duration_s": 0.8, "warmup_s": 0.2, "max_warmup_s": 0.2, "generators": 2}
+    mixed = Load.classes({"even": Load.open(50, "constant"), "loop": Load.closed(3)}, **fixed)
+    trace = Trace.at(np.arange(60) * 10_000_000).save(tmp_path / "even.trace.npz")
+    replay = Load.replay(trace, warmup_s=0.0, generators=2)
+    place = RayGenerators(wb.Ray(cluster.address), server.url, 2)
+    try:
+        place.open(threading.Event())
+        with Measurer(SessionTarget(server), "double", options=BUSY, place=place) as measurer:
+            classes, replayed = measurer.run(mixed), measurer.run(replay)
+    finally:
+        place.close()
+    for found in (classes, replayed):
+        assert found.samples.ok.all()
+        assert len({each["node"] for each in found.samples.extra["generators"]}) == 2
+        assert all(each["n"] > 10 for each in found.samples.extra["generators"])
+    close_ns = 4e6 * max(each["uncertainty_ms"] for each in replayed.samples.extra["generators"])
+    gaps = np.diff(replayed.samples.scheduled)
+    assert replayed.point.n == 60
+    assert np.abs(gaps - 10_000_000).max() <= close_ns
+    assert classes.point.classes["even"].n == pytest.approx(40, abs=2)
+    assert classes.point.classes["loop"].n > 20
 
 
 def test_one_that_is_lost_fails_the_point_and_the_others_data_are_kept(

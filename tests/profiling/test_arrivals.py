@@ -124,7 +124,7 @@ def test_shares_divide_a_total() -> None:
         (lambda: Load.closed(1, parameters={"a": object()}), "parameter 'a' must be true or false, a text or a number"),
         (lambda: Load.closed(1, parameters={"a": 2**70}), "parameter 'a' must be true or false, a text or a number"),
         (lambda: Load.closed(1, parameters={1: 2}), "parameters must be values by name"),
-        (lambda: Load.classes({"a": Load.closed(4)}, generators=2), "several generators send neither a mixed load"),
+        (lambda: Load.classes({"a": Load.closed(4)}, generators=5), "5 generators cannot divide 4 clients"),
         (
             lambda: Load.closed(1, sequence_length_variation=1.5),
             "sequence_length_variation must be a number from 0 to 1, got 1.5",

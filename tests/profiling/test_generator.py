@@ -18,10 +18,11 @@ import pytest
 from scripted_target import ScriptedServer
 
 from workbench.errors import ConnectionFailed, InternalError
+from workbench.profiling.arrivals import arrivals
 from workbench.profiling.driver import GeneratorProcess, Job
 from workbench.profiling.generators import Generators
 from workbench.profiling.http_load import http_messages
-from workbench.profiling.load import Load, schedule
+from workbench.profiling.load import Load
 from workbench.profiling.plan import Plan
 from workbench.profiling.recorder import Recorder
 from workbench.profiling.runner import LoadRun
@@ -31,6 +32,7 @@ HEADERS = {"Content-Type": "application/json"}
 
 PARENT = """
 import sys, threading
+from workbench.profiling.arrivals import arrivals
 from workbench.profiling.driver import GeneratorProcess, Job
 from workbench.profiling.http_load import http_messages
 from workbench.profiling.load import Load
@@ -222,7 +224,7 @@ class OneHalf:
 
 
 def half_answered(load: Load) -> Samples:
-    run = LoadRun(load, Plan.plain(1, streaming=False), [b""], schedule(load), OneHalf, lambda event: None)
+    run = LoadRun(load, Plan.plain(1, streaming=False), [b""], arrivals(load), OneHalf, lambda event: None)
     return asyncio.run(run.run())
 
 

@@ -13,12 +13,16 @@ from scripted_target import INPUTS, ScriptedServer
 
 from workbench.errors import InternalError, InvalidRequest
 from workbench.profiling import Load, MeasureOptions, Measurer, Samples, ServerTarget
+from workbench.profiling.arrivals import arrivals
 from workbench.profiling.driver import Job
 from workbench.profiling.generators import Generators
 from workbench.profiling.http_load import http_messages
 from workbench.profiling.load import schedule
-from workbench.profiling.merging import merge, share_out
+from workbench.profiling.merging import Share, merge, share_out
+from workbench.profiling.plan import ClassPlan, Plan
 from workbench.profiling.recorder import Recorder
+
+ONE = Plan.plain(1)
 
 
 def newest_child() -> int:
@@ -33,24 +37,80 @@ def job(server: ScriptedServer, load: Load) -> Job:
 @pytest.mark.parametrize("distribution", ["constant", "poisson"])
 def test_the_parts_of_an_open_loop_are_the_arrivals_of_one(distribution: str) -> None:
     load = Load.open(2000, distribution, duration_s=10, seed=7, generators=3)  # type: ignore[arg-type]
-    parts = share_out(load)
-    assert np.array_equal(np.sort(np.concatenate([offsets for _, offsets in parts])), schedule(load))
-    again = share_out(load)
-    assert all(np.array_equal(a[1], b[1]) for a, b in zip(parts, again, strict=True))
+    parts = share_out(load, ONE)
+    assert np.array_equal(np.sort(np.concatenate([part.offsets for part in parts])), schedule(load))
+    again = share_out(load, ONE)
+    assert all(np.array_equal(a.offsets, b.offsets) for a, b in zip(parts, again, strict=True))
     if distribution == "poisson":
         # Each is a Poisson process of its own: gaps as variable as exponential ones, counts unrelated to the others'.
-        counts = [np.bincount(offsets // 20_000_000, minlength=1000)[:1000] for _, offsets in parts]
-        for _, offsets in parts:
-            gaps = np.diff(offsets)
+        counts = [np.bincount(part.offsets // 20_000_000, minlength=1000)[:1000] for part in parts]
+        for part in parts:
+            gaps = np.diff(part.offsets)
             assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.05)
         assert np.abs(np.corrcoef(counts) - np.eye(3)).max() < 0.1
 
 
 def test_clients_are_divided_and_too_few_are_refused() -> None:
-    parts = share_out(Load.closed(8, generators=3))
-    assert [part.concurrency for part, _ in parts] == [3, 3, 2]
+    parts = share_out(Load.closed(8, generators=3), ONE)
+    assert [part.load.concurrency for part in parts] == [3, 3, 2]
     with pytest.raises(InvalidRequest, match="3 generators cannot divide 2 clients"):
         Load.closed(2, generators=3)
+
+
+CLASSES = {"fast": Load.open(300), "slow": Load.open(60, "constant"), "bulk": Load.closed(4), "single": Load.closed(1)}
+OF_CLASSES = Plan(tuple(ClassPlan(index, 1, name) for index, name in enumerate(CLASSES)))
+
+
+def in_the_whole(share: Share) -> list[tuple[int, int]]:
+    """When it sends, and of which class of the whole load."""
+    return [
+        (when, share.classes[mark]) for when, mark in zip(share.offsets.tolist(), share.marks.tolist(), strict=True)
+    ]
+
+
+def test_the_classes_of_a_mixed_load_are_divided_each_by_a_stream_of_its_own() -> None:
+    load = Load.classes(CLASSES, duration_s=5, seed=11, generators=3)
+    parts = share_out(load, OF_CLASSES)
+    times, of = arrivals(load)
+    assert sorted(when for part in parts for when in in_the_whole(part)) == sorted(zip(times, of, strict=True))
+    names = [[name for name, _ in part.load.mix] for part in parts]
+    assert [[kind.name for kind in part.plan.classes] for part in parts] == names
+    clients = [sum(one.concurrency for _, one in part.load.mix if one.kind == "closed") for part in parts]
+    assert sorted(clients) == [1, 2, 2]  # dealt out over both classes, one client of the single one in all
+    assert sum("single" in own for own in names) == 1
+    assert all({"fast", "slow"} <= set(own) for own in names)
+    # Another class beside it changes nothing of who sends a class's arrivals.
+    fewer = share_out(Load.classes({"fast": Load.open(300)}, duration_s=5, seed=11, generators=3), Plan.plain(1))
+    for part, alone in zip(parts, fewer, strict=True):
+        assert [when for when, index in in_the_whole(part) if index == 0] == alone.offsets.tolist()
+
+
+def test_a_mixed_load_with_too_little_for_all_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="3 generators cannot divide 2 clients"):
+        Load.classes({"a": Load.closed(1), "b": Load.closed(1)}, generators=3)
+    sequences = Plan((ClassPlan(0, 4, "a", length=5),))
+    with pytest.raises(InvalidRequest, match="3 generators cannot divide the 2 clients and sequences"):
+        share_out(Load.classes({"a": Load.open(9, sequences=2)}, generators=3), sequences)
+
+
+def test_three_generators_send_the_classes_that_one_would_send() -> None:
+    parts = {"even": Load.open(150, "constant"), "poisson": Load.open(100), "loop": Load.closed(4)}
+    fixed = {"duration_s": 0.6, "max_duration_s": 0.6, "warmup_s": 0.1, "max_warmup_s": 0.1, "seed": 5}
+    load = Load.classes(parts, generators=3, **fixed)
+    with ScriptedServer(lambda n: 0.02) as server, Measurer(ServerTarget(server.url), "m", inputs=INPUTS) as measurer:
+        found = measurer.run(load)
+    samples, (begin, end) = found.samples, found.samples.window
+    times, of = arrivals(load)
+    inside = (times >= int(0.1e9)) & (times < int(0.1e9) + end - begin)
+    for index in (0, 1):
+        mine = samples.scheduled[(samples.class_of == index) & (samples.scheduled >= begin) & (samples.scheduled < end)]
+        assert np.array_equal(mine - begin, times[inside & (of == index)] - int(0.1e9))
+    loop = samples.of_class(2)
+    under_way = np.clip(np.minimum(loop.done, end) - np.maximum(loop.scheduled, begin), 0, None)
+    assert under_way.sum() / (end - begin) == pytest.approx(4, rel=0.2)
+    assert list(found.point.classes) == list(parts)
+    assert sum(each.n for each in found.point.classes.values()) == found.point.n
+    assert len(samples.extra["generators"]) == 3
 
 
 def test_samples_are_merged_with_their_errors_and_responses() -> None:
@@ -86,10 +146,10 @@ def test_what_waited_for_its_sequence_is_no_lag_of_a_generator() -> None:
 
 
 def test_sequences_are_divided_and_each_generator_draws_lengths_of_its_own() -> None:
-    parts = [part for part, _ in share_out(Load.open(100, generators=3, sequences=8))]
+    parts = [part.load for part in share_out(Load.open(100, generators=3, sequences=8), ONE)]
     assert [part.sequences for part in parts] == [3, 3, 2]
     assert len({part.seed for part in parts}) == 3
-    assert len({part.seed for part, _ in share_out(Load.closed(3, generators=3))}) == 3
+    assert len({part.load.seed for part in share_out(Load.closed(3, generators=3), ONE)}) == 3
 
 
 def test_generators_keep_no_more_sequences_at_once_than_were_asked_for() -> None:

@@ -216,6 +216,21 @@ def test_each_class_has_its_own_load_and_figures(server: Any, book: Any, tmp_pat
         assert np.median(gaps) == pytest.approx(1e9 / 60, rel=0.01)
 
 
+@pytest.mark.full
+def test_two_generators_divide_classes_with_sequences(server: Any, book: Any) -> None:
+    """Each sequence stays with the generator that has begun it."""
+    parts = {
+        "urgent": wb.Load.open(60, priority=1),
+        "loops": wb.Load.closed(3, model="sums"),
+        "asked": wb.Load.open(60, model="sums", sequences=1),  # of which only one of the two can have any
+    }
+    point = server.profile("notes", wb.Load.classes(parts, generators=2, **SHORT))
+    assert point.errors == {}
+    assert all(figures.n > 5 for figures in point.classes.values())
+    assert books_agree(point)
+    assert len(sequences(book("sums"))) > 4
+
+
 def test_the_failures_of_a_class_are_its_own(server: Any) -> None:
     load = wb.Load.classes({"good": wb.Load.closed(1), "bad": wb.Load.closed(1, batch_size=9)}, **SHORT)
     point = server.profile("notes", load)
@@ -284,11 +299,12 @@ def recorded() -> Trace:
     return Trace.of(requests)
 
 
+@pytest.mark.parametrize("generators", [1, 3])
 def test_a_trace_is_replayed_at_its_factor_with_its_inputs_classes_and_sequences(
-    server: Any, book: Any, tmp_path: Path
+    server: Any, book: Any, tmp_path: Path, generators: int
 ) -> None:
     path = recorded().save(tmp_path / "half.trace.npz")
-    point = server.profile("notes", wb.Load.replay(path, factor=0.5, warmup_s=0.0))
+    point = server.profile("notes", wb.Load.replay(path, factor=0.5, warmup_s=0.0, generators=generators))
     assert point.errors == {}
     assert point.n == 33
     assert point.duration_s == pytest.approx(1.0, rel=0.15)

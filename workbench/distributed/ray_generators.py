@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workbench.clock import Clock, monotonic_ns
 from workbench.distributed.ray_connection import (
@@ -36,6 +35,7 @@ from workbench.profiling.clocks import ClockMap, Fix, best_fix, moved, round_tri
 from workbench.profiling.device import device_token
 from workbench.profiling.driver import Frame, GeneratorProcess, Job, samples_in
 from workbench.profiling.executing import text_of
+from workbench.profiling.merging import Share
 from workbench.profiling.samples import Samples
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ class GeneratorOnNode:
         """The clock here."""
         return monotonic_ns()
 
-    def begin(self, job: Job, offsets: NDArray[np.int64]) -> None:
-        """Hands over a run; it waits for its turns."""
-        self._process.begin(job, offsets, led=True)
+    def begin(self, job: Job, share: Share) -> None:
+        """Hands over its share of a run; it waits for its turns."""
+        self._process.begin(job, share)
 
     def tell(self, head: dict[str, Any]) -> None:
         """Hands on a command; to a process that has ended it is not one any more."""
@@ -287,15 +287,14 @@ class _FarGenerator:
         """Waits until it is there; errors as ``RayGenerators.opened``."""
         self._about = self._place.opened(self.node, self._opening)
 
-    def begin(self, job: Job, offsets: NDArray[np.int64], *, led: bool = False) -> None:
-        """Reads its clock and hands over a run, which waits for its turns.
+    def begin(self, job: Job, share: Share) -> None:
+        """Reads its clock and hands over its share of a run, which waits for its turns.
 
         Raises:
             InternalError: the node does not take it.
         """
-        assert led, "nobody else leads it"
         self._clocks = ClockMap(self._fix())
-        begun = self.actor.begin.options(concurrency_group="turns").remote(job, offsets)
+        begun = self.actor.begin.options(concurrency_group="turns").remote(job, share)
         try:
             self._place.ray.get(begun, timeout=_BEGIN_S)
         except Exception as error:

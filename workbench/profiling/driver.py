@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import ConnectionFailed, InternalError
+from workbench.profiling.arrivals import arrivals
 from workbench.profiling.frames import read_frame, write_frame
-from workbench.profiling.load import Load, schedule
+from workbench.profiling.load import Load
+from workbench.profiling.merging import Share
 from workbench.profiling.plan import Plan
 from workbench.profiling.samples import Samples, unpack
 
@@ -35,8 +37,6 @@ _SLACK_S = 30.0
 # -P: a user's random.py beside the notebook must not be imported; hence this package's own path comes last, too.
 _BOOTSTRAP = "import sys; sys.path.extend(sys.argv[1:]); from workbench.profiling.generator import main; main()"
 
-
-_NO_OFFSETS = np.empty(0, np.int64)
 
 STOP_NS = 10_000_000_000
 """A generator that was told to stop has so long to hand over what it has."""
@@ -57,6 +57,11 @@ class Job:
     messages: Sequence[bytes]
     plan: Plan | None = None
     """Which of the messages are whose; None: all of one class, in rotation."""
+
+    @property
+    def sent(self) -> Plan:
+        """The plan, also where none was given."""
+        return self.plan or Plan.plain(len(self.messages), streaming=self.load.streaming)
 
 
 def _extra_path() -> list[str]:
@@ -169,7 +174,7 @@ class GeneratorProcess:
             InternalError: the generator died or hung; its last words are in the text.
         """
         self.start()
-        self.begin(job, schedule(job.load) if job.load.kind == "open" else _NO_OFFSETS)
+        self._hand_over(job, job.load, job.sent, *arrivals(job.load), led=False)
         try:
             return self._follow(job, on_event, stop, self._clock() + longest_ns(job.load))
         except BaseException:
@@ -177,19 +182,23 @@ class GeneratorProcess:
             self.close()
             raise
 
-    def begin(self, job: Job, offsets: NDArray[np.int64], *, led: bool = False) -> None:
-        """Hands over a run; ``offsets`` are when an open loop sends. One that is ``led`` waits for its turns."""
-        plan = job.plan or Plan.plain(len(job.messages), streaming=job.load.streaming)
+    def begin(self, job: Job, share: Share) -> None:
+        """Hands over its share of a run, which waits for its turns."""
+        self._hand_over(job, share.load, share.plan, share.offsets, share.marks, led=True)
+
+    def _hand_over(
+        self, job: Job, load: Load, plan: Plan, offsets: NDArray[np.int64], marks: NDArray[np.int64], *, led: bool
+    ) -> None:
         head = {
             "cmd": "run",
-            "load": job.load.to_json(),
+            "load": load.to_json(),
             "url": job.url,
             "protocol": job.protocol,
             "sizes": [len(message) for message in job.messages],
             "plan": plan.to_json(),
             "led": led,
         }
-        self.tell(head, b"".join(job.messages) + offsets.tobytes())
+        self.tell(head, b"".join(job.messages) + offsets.tobytes() + marks.tobytes())
 
     def _follow(self, job: Job, on_event: OnEvent, stop: threading.Event | None, deadline: int) -> Samples:
         stopping = False

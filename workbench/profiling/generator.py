@@ -64,10 +64,10 @@ class _Generator:
         for size in sizes:
             bodies.append(blob[offset : offset + size])
             offset += size
-        offsets = np.frombuffer(blob, dtype=np.int64, offset=offset) if len(blob) > offset else np.empty(0, np.int64)
+        times = np.frombuffer(blob[offset:], np.int64).reshape(2, -1)
         self._led = Led(self._tell) if head["led"] else None
         plan = Plan.from_json(head["plan"])
-        self._run = LoadRun(load, plan, bodies, offsets, _transport_maker(head), self._emit, led=self._led)
+        self._run = LoadRun(load, plan, bodies, (times[0], times[1]), _transport_maker(head), self._emit, led=self._led)
         if self._stop_asked:
             self._run.stop()
         described, columns = pack(await self._run.run())

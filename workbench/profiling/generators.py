@@ -18,7 +18,7 @@ from workbench.clock import Clock, monotonic_ns
 from workbench.errors import InternalError, InvalidRequest
 from workbench.profiling.driver import STOP_NS, Frame, GeneratorProcess, Job, OnEvent, longest_ns
 from workbench.profiling.led import Turn
-from workbench.profiling.merging import merge, share_out
+from workbench.profiling.merging import Share, merge, share_out
 from workbench.profiling.samples import Samples
 from workbench.profiling.stability import known_well, warm
 
@@ -42,8 +42,8 @@ class Generator(Protocol):
     def greet(self) -> None:
         """Waits until one that was launched is there."""
 
-    def begin(self, job: Job, offsets: NDArray[np.int64], *, led: bool = False) -> None:
-        """Hands over a run."""
+    def begin(self, job: Job, share: Share) -> None:
+        """Hands over its share of a run, which waits for its turns."""
 
     def heard(self) -> list[Frame | None]:
         """What it has said since the last time, without waiting; None at the end where it has ended."""
@@ -108,7 +108,8 @@ class Generators:
             InvalidRequest: an open loop has fewer sequences than generators.
         """
         load, count = job.load, job.load.generators
-        if job.plan is not None and job.plan.classes[0].length and load.kind == "open" and load.sequences < count:
+        divided = load.kind == "open" and not load.trace and job.sent.classes[0].length > 0
+        if divided and load.sequences < count:
             raise InvalidRequest(
                 f"{count} generators cannot divide {load.sequences} sequences at once", hint=f"sequences={count}"
             )
@@ -165,6 +166,7 @@ class _Lead:
         self._news = news
         self._clock = clock
         count = len(processes)
+        self._shares = share_out(job.load, job.sent)
         self._samples: list[Samples | None] = [None] * count
         self._lost: dict[int, str] = {}
         self._ready: set[int] = set()
@@ -182,8 +184,8 @@ class _Lead:
         self._cut_short = False
 
     def run(self) -> Samples:
-        for process, (load, offsets) in zip(self._processes, share_out(self._load), strict=True):
-            process.begin(replace(self._job, load=load), offsets, led=True)
+        for process, share in zip(self._processes, self._shares, strict=True):
+            process.begin(self._job, share)
         deadline = self._clock() + longest_ns(self._load)
         while len(self._lost) + sum(each is not None for each in self._samples) < len(self._processes):
             self._news.wait(0.01)
@@ -224,7 +226,8 @@ class _Lead:
 
     def _hear(self, index: int, frame: Frame | None) -> None:
         try:
-            self._samples[index] = self._processes[index].result(frame, self._job.url)
+            samples = self._processes[index].result(frame, self._job.url)
+            self._samples[index] = None if samples is None else self._shares[index].of_the_whole(samples)
         except InternalError as error:
             self._lose(index, error.message.removeprefix("the load generator "))
             return
@@ -259,7 +262,9 @@ class _Lead:
             settled = load.warmup_s == 0 or not load.settles or self._settled()
             if settled or now >= self._start + int(load.longest_warmup_s * 1e9) - self._lead_ns:
                 self._warm = settled
-                self._window[0] = self._turn("open", max(now + self._lead_ns, self._start))
+                # Without a warm-up it begins with the load: the first arrival belongs to it.
+                at = max(now + self._lead_ns, self._start) if load.warmup_s > 0 else self._start
+                self._window[0] = self._turn("open", at)
                 self._phase = "opening"
         elif phase == "opening" and now >= self._window[0]:
             self._phase = "window"

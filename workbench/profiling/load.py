@@ -51,7 +51,8 @@ class Load:
     ``batch_size`` is the number of rows of one request. An open loop holds at most ``max_in_flight`` requests; what
     would exceed that is counted as failed. ``streaming`` sends to the endpoint that
     gives any number of responses to a request and stamps each of them; a decoupled model is measured so anyway.
-    ``generators`` processes send it together: they divide its clients or its arrivals, and their stamps are merged.
+    ``generators`` processes send it together: they divide its clients and its arrivals, of each class and of a trace,
+    and their stamps are merged. The requests of one sequence come from one of them.
 
     Requests go to ``model`` (empty: the one that is measured) with ``priority``, ``timeout_s`` and further
     ``parameters``; ``inputs`` names a file of inputs of their own. To a model with a sequence batcher go sequences:
@@ -124,8 +125,8 @@ class Load:
             raise InvalidRequest("a mixed load has classes, and no other has", hint="Load.classes({...})")
         if self.distribution == "trace" and not self.trace:
             raise InvalidRequest("a replay needs a trace", hint="Load.replay(FILE)")
-        if self.generators > 1 and (self.mix or self.trace):
-            raise InvalidRequest("several generators send neither a mixed load nor a replay", hint="generators=1")
+        if self.mix and 0 < self.clients < self.generators:
+            raise InvalidRequest(f"{self.generators} generators cannot divide {self.clients} clients")
 
     @classmethod
     def closed(cls, concurrency: int, **options: Any) -> Load:

@@ -8,41 +8,123 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.errors import InvalidRequest
+from workbench.profiling.arrivals import arrivals
 from workbench.profiling.intervals import nearest_rank
-from workbench.profiling.load import Load, schedule
+from workbench.profiling.load import Load
+from workbench.profiling.plan import Plan
 from workbench.profiling.samples import MAX_TEXTS, OK, Samples
 
 
-def share_out(load: Load) -> list[tuple[Load, NDArray[np.int64]]]:
-    """What each of ``load.generators`` sends: its part of the load, and when (ns from the common start).
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of several generators sends.
 
-    Clients are divided evenly. Each arrival of an open loop goes to a generator drawn at random, with a seed spawned
-    from the load's: the parts of a Poisson process are then independent Poisson processes, and the parts of any process
-    add up to the very arrivals that one generator would have sent. The sequences of an open loop are divided as clients
-    are, and each part has a seed of its own, by which their lengths are drawn.
+    ``offsets`` are when its open loops send, ns from the common start, ``marks`` what (``arrivals``). ``classes`` has
+    the number in the whole load of each class of its ``plan``, which leaves out those that it sends nothing of.
+    """
+
+    load: Load
+    plan: Plan
+    offsets: NDArray[np.int64]
+    marks: NDArray[np.int64]
+    classes: tuple[int, ...] = (0,)
+
+    def of_the_whole(self, samples: Samples) -> Samples:
+        """Its samples with the classes of the whole load."""
+        return replace(samples, class_of=np.array(self.classes, np.int32)[samples.class_of])
+
+
+def share_out(load: Load, plan: Plan) -> list[Share]:
+    """What each of ``load.generators`` sends: put together, what one generator would have sent, to the nanosecond.
+
+    Clients are dealt out evenly, those of all classes one after the other. Each arrival of an open loop goes to a
+    generator drawn at random, with a seed spawned from the load's for each class: the parts of a Poisson process are
+    then independent Poisson processes. The sequences of an open loop are divided as clients are, and their arrivals
+    among the generators that have one; each part has a seed of its own, by which their lengths are drawn. The requests
+    of a trace go to the generators in turn, those of one sequence all to one: each waits for the answer to the one
+    before, and only who has sent that knows of it.
+
+    Raises:
+        InvalidRequest: there is nothing to send for one of them.
     """
     count = load.generators
     part = replace(load, generators=1, max_in_flight=math.ceil(load.max_in_flight / count))
-    arrivals, *seeds = np.random.SeedSequence(load.seed).spawn(1 + count)
+    owners, *seeds = np.random.SeedSequence(load.seed).spawn(1 + count)
     parts = [replace(part, seed=int(seed.generate_state(1)[0])) for seed in seeds]
-    if load.kind == "closed":
-        clients = _divided(load.concurrency, count)
-        return [
-            (replace(each, concurrency=own), np.empty(0, np.int64)) for each, own in zip(parts, clients, strict=True)
-        ]
-    offsets = schedule(load)
-    owner = np.random.Generator(np.random.PCG64(arrivals)).integers(0, count, len(offsets))
-    sequences = [max(1, own) for own in _divided(load.sequences, count)]
+    offsets, marks = arrivals(load)
+    every = tuple(range(len(plan.classes)))
+    if load.trace:
+        sequence = np.array(plan.sequence_of, np.int64)[marks]
+        owner = np.where(sequence > 0, sequence, np.arange(len(marks))) % count
+        shares = [Share(each, plan, offsets, marks, every) for each in parts]
+    elif load.mix:
+        shares = _of_classes(load, plan, parts, seeds)
+        owner = np.zeros(len(marks), np.int64)
+        for index, seed in enumerate(owners.spawn(len(load.mix))):
+            mine = marks == index
+            having = np.array([number for number, share in enumerate(shares) if index in share.classes])
+            owner[mine] = having[np.random.Generator(np.random.PCG64(seed)).integers(0, len(having), int(mine.sum()))]
+    else:
+        clients, sequences = _divided(load.concurrency, count), _divided(load.sequences, count)
+        owner = np.random.Generator(np.random.PCG64(owners)).integers(0, count, len(offsets))
+        shares = [
+            Share(
+                replace(each, concurrency=max(1, clients[index]), rate=load.rate / count,
+                        sequences=max(1, sequences[index])),
+                plan, offsets, marks,
+            )
+            for index, each in enumerate(parts)
+        ]  # fmt: skip
+    return [_with_own(share, owner == index) for index, share in enumerate(shares)]
+
+
+def _with_own(share: Share, own: NDArray[np.bool_]) -> Share:
+    """Its own of all arrivals; of the marks of a mixed load those in its numbering of the classes."""
+    marks = share.marks[own]
+    if share.load.mix:
+        marks = np.searchsorted(np.array(share.classes), marks)
+    return replace(share, offsets=share.offsets[own], marks=marks)
+
+
+def _of_classes(load: Load, plan: Plan, parts: Sequence[Load], seeds: Sequence[np.random.SeedSequence]) -> list[Share]:
+    """Which classes each generator has, and how much of each."""
+    count, dealt = load.generators, 0
+    mixes: list[dict[int, Load]] = [{} for _ in parts]
+    for index, (kind, (_, part)) in enumerate(zip(plan.classes, load.mix, strict=True)):
+        limited = part.kind == "closed" or kind.length > 0
+        many = part.concurrency if part.kind == "closed" else part.sequences
+        own = _divided(many, count) if limited else [1] * count
+        for turn, units in enumerate(own):
+            number = (dealt + turn) % count if limited else turn
+            if not units:
+                continue
+            sizes: dict[str, Any] = {"concurrency": units} if part.kind == "closed" else {"rate": part.rate / count}
+            if part.kind == "open" and limited:
+                sizes["sequences"] = units
+            seed = int(np.random.SeedSequence([int(seeds[number].generate_state(1)[0]), index]).generate_state(1)[0])
+            mixes[number][index] = replace(part, max_in_flight=parts[number].max_in_flight, seed=seed, **sizes)
+        dealt += many if limited else 0
+    if not all(mixes):
+        raise InvalidRequest(
+            f"{count} generators cannot divide the {dealt} clients and sequences of the classes",
+            hint=f"take {max(1, dealt)} at most",
+        )
+    offsets, marks = arrivals(load)
     return [
-        (replace(each, rate=load.rate / count, sequences=own), offsets[owner == index])
-        for index, (each, own) in enumerate(zip(parts, sequences, strict=True))
-    ]
+        Share(
+            replace(parts[number], mix=tuple((load.mix[index][0], own) for index, own in mix.items())),
+            replace(plan, classes=tuple(plan.classes[index] for index in mix)),
+            offsets, marks, tuple(mix),
+        )
+        for number, mix in enumerate(mixes)
+    ]  # fmt: skip
 
 
 def _divided(whole: int, count: int) -> list[int]:

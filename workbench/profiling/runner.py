@@ -67,7 +67,7 @@ class LoadRun:
         load: Load,
         plan: Plan,
         messages: Sequence[bytes],
-        offsets: NDArray[np.int64],
+        sent: tuple[NDArray[np.int64], NDArray[np.int64]],
         make: MakeTransport,
         emit: Emit,
         clock: Clock = monotonic_ns,
@@ -82,7 +82,7 @@ class LoadRun:
         self._plan = plan
         self._messages = messages
         ids_from = os.getpid() * _STRIDE + clock() // 1000  # not those of another generator, nor of the run before
-        self._sender = Sender(load, plan, self.recorder, self._transmit, offsets, ids_from=ids_from)
+        self._sender = Sender(load, plan, self.recorder, self._transmit, sent, ids_from=ids_from)
         self._offsets = self._sender.offsets
         self._next = 0
         self._start = 0
@@ -240,11 +240,13 @@ class LoadRun:
         self.emit({"event": "window_end", "start": self._window[0], "end": self._window[1]})
 
     async def _called(self, led: Led) -> int:
-        """Waits for the common start, in a closed loop also until it is there: an open one has a timer for that."""
+        """Waits for the common start, with closed loops also until it is there: open ones have a timer for that, which
+        must be set before."""
         self.emit({"event": "ready"})
         start = await self._time_of(led, "begin")
-        if self.load.kind == "closed":
-            await asyncio.sleep(max(0, start - self.clock()) / 1e9)
+        if any(part.kind == "closed" for part in self.load.parts):
+            early = _EARLY_NS if self.load.has_open else 0
+            await asyncio.sleep(max(0, start - self.clock() - early) / 1e9)
         return start
 
     async def _follow(self, led: Led) -> None:

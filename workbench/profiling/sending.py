@@ -76,7 +76,7 @@ class Sender:
         plan: with which messages.
         recorder: the book of requests; each is entered when it is due.
         transmit: sends one.
-        offsets: when an open loop of one class sends; None draws them from the load.
+        sent: when its open loops send, and what (``arrivals``); None draws them from the load.
         ids_from: where its correlation ids begin, so that several generators do not take the same ones.
     """
 
@@ -86,18 +86,16 @@ class Sender:
         plan: Plan,
         recorder: Recorder,
         transmit: Transmit,
-        offsets: NDArray[np.int64] | None = None,
+        sent: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
         *,
         ids_from: int = 0,
     ) -> None:
         self._plan = plan
         self._recorder = recorder
         self._transmit = transmit
-        self._marks: list[int] = []
         self._trace = bool(load.trace)
-        if offsets is None or load.mix or load.trace:
-            offsets, marks = arrivals(load)
-            self._marks = marks.tolist() if load.mix or load.trace else []
+        offsets, marks = arrivals(load) if sent is None else sent
+        self._marks: list[int] = marks.tolist() if load.mix or load.trace else []
         self.offsets: list[int] = offsets.tolist()
         """When the open loops send, ns from the start."""
         loads = [part for _, part in load.mix] or [load] * len(plan.classes)
