@@ -180,6 +180,37 @@ def test_a_sweep_of_a_remote_server_ends_when_somebody_else_changes_the_model(re
         assert "somebody else has changed 'double'" in result.error
         assert "(dynamic_batching)" in result.error
         assert delay_of(remote) == 31, "theirs is not overwritten"
+        assert not result.restored
+        assert "could not be restored: what is loaded is not what was there (dynamic_batching)" in result.error
+        remote.load("double", config=before)
+        assert remote.sweep("double", {DELAY: [70]}, concurrency=1, **QUICK).restored, "nothing of it is left"
+    finally:
+        remote.load("double", config=before)
+
+
+def test_a_foreign_change_under_the_last_point_and_a_foreign_unload_are_told_too(remote: TritonServer) -> None:
+    before = remote.model_config("double")
+
+    def swept(meddle: Callable[[TritonServer], object]) -> SweepResult:
+        def elsewhere(progress: Progress) -> None:
+            if progress.done == 1:  # the only one: nothing is measured after it
+                with wb.connect(remote.url) as second:
+                    meddle(second)
+
+        result = remote.sweep("double", {DELAY: [70]}, concurrency=1, on_progress=elsewhere, **QUICK)
+        assert isinstance(result, SweepResult)
+        return result
+
+    try:
+        changed = swept(lambda second: second.configure("double", f"{DELAY}=31"))
+        assert not changed.restored
+        assert "somebody else has changed it" in changed.error
+        assert len(changed) == 1
+        assert not changed[0].error, "what was measured before is as it was"
+        remote.load("double", config=before)
+        unloaded = swept(lambda second: second.unload("double"))
+        assert not unloaded.restored
+        assert "somebody else has unloaded it" in unloaded.error
     finally:
         remote.load("double", config=before)
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from workbench.errors import ConnectionFailed, WorkbenchError
+from workbench.errors import ConnectionFailed, NotReady, WorkbenchError
 from workbench.records.holder import Holder
 
 TTL_S = 15.0
@@ -35,8 +35,8 @@ class Desk(Protocol):
             NotReady: the lease is over.
         """
 
-    def release_lease(self, name: str, lease: str, /) -> None:
-        """Puts the configuration back and lets go."""
+    def release_lease(self, name: str, lease: str, /) -> str | None:
+        """Puts the configuration back and lets go; says why what is loaded is another one, if it is."""
 
     def configure(self, name: str, edits: Sequence[Any], /, *, lease: str) -> Any:
         """Applies edits of the holder's."""
@@ -98,16 +98,19 @@ class Hold:
 
         Raises:
             WorkbenchError: it cannot be put back; the model is held on, so that it can be tried again.
+            NotReady: somebody else has changed it meanwhile; it is let go.
         """
         lease = self._leases.get(model)
         if lease is None:
             return
-        self._desk.release_lease(model, lease)
+        complaint = self._desk.release_lease(model, lease)
         with self._lock:
             self._leases.pop(model, None)
             if not self._leases:
                 self._wake.set()
                 self._thread = None
+        if complaint:
+            raise NotReady(complaint)
 
     def check(self) -> str:
         """Why a model is not held any more, though it was not given back; empty while all is well.

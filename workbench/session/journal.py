@@ -89,24 +89,35 @@ class JournalDesk:
         """Whether somebody else has loaded another configuration since ours was, in words; empty where not."""
         entry = self._own(name, lease)
         now = self._server.model_config(name)
-        applied = entry["applied"]
-        if now == applied:
+        if not (other := _differing(now, entry["applied"])):
             return ""
-        fields = sorted(key for key in {*now, *applied} if now.get(key) != applied.get(key))
         return (
             f"somebody else has changed '{name}' at {self._server.url} while it was swept from here "
-            f"({', '.join(fields)}): this server keeps no two sweeps apart. Points before this one are as they were "
+            f"({other}): this server keeps no two sweeps apart. Points before this one are as they were "
             "measured; what is loaded now stays"
         )
 
-    def release_lease(self, name: str, lease: str, /) -> None:
-        """Loads the configuration that was there, unless somebody else has loaded another one since."""
+    def release_lease(self, name: str, lease: str, /) -> str:
+        """Loads the configuration that was there, unless somebody else has loaded another one since; reads back what is
+        loaded then, and says so where it is not what was there."""
         path = _path(self._server.url, name)
         entry = _read(path)
         if entry is None or entry["lease"] != lease:
-            return
+            return ""
         _put_back(self._server, name, entry)
         path.unlink(missing_ok=True)
+        try:
+            now = self._server.model_config(name)
+        except ConnectionFailed:
+            raise
+        except WorkbenchError as error:
+            return f"somebody else has unloaded it meanwhile ({error.message})"
+        other = _differing(now, entry["original"])
+        return (
+            f"what is loaded is not what was there ({other}): somebody else has changed it, and that stays"
+            if other
+            else ""
+        )
 
     def _own(self, name: str, lease: str) -> dict[str, Any]:
         entry = _read(_path(self._server.url, name))
@@ -136,6 +147,11 @@ def forget(url: str, model: str) -> None:
         entry = _read(path)
         if entry is not None and _is_gone(path, entry):
             path.unlink(missing_ok=True)
+
+
+def _differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """The fields in which two configurations differ."""
+    return ", ".join(sorted(key for key in {*now, *before} if now.get(key) != before.get(key)))
 
 
 def _put_back(server: TritonServer, model: str, entry: Mapping[str, Any]) -> None:
