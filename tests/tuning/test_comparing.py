@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 import workbench as wb
 from workbench.cli import main
-from workbench.errors import InvalidRequest
+from workbench.errors import InvalidRequest, NotFound, NotReady
 from workbench.profiling import Load, MeasureOptions, Point
 from workbench.profiling.intervals import Estimate
 from workbench.records.runs import RunStore
-from workbench.tuning.comparing import CompareResult, ModelFigures
+from workbench.tuning.compare_result import CompareResult, ModelFigures
 
 SCALE = """
 import numpy as np
@@ -68,6 +69,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wb.Server]:
     (root / "exact" / "example_inputs.json").write_text(json.dumps(EXAMPLES))
     add(root, "coarse", x="INPUT__0", y="OUTPUT__0", scale=1.01)
     add(root, "broken", shift="np.ones(5, np.float32)")
+    add(root, "dead", shift="(")
+    add(root, "two_inputs")
+    config = root / "two_inputs" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"x"', '"v"') + 'input { name: "w" data_type: TYPE_FP32 dims: 4 }\n')
     with wb.serve(root, name="compare-test") as opened:
         yield opened
 
@@ -99,8 +104,12 @@ def test_an_open_loop_sets_the_throughput_so_the_latency_decides(server: wb.Serv
     found = server.compare(["exact", "coarse"], store=None, **options)
     assert found.metric == "mean_ms"
     assert found.fastest == "coarse"
-    assert found.verdict == "coarse has the lowest mean latency"
-    assert found["coarse"].row()["verdict"].startswith("mean latency: B faster by")
+    assert found.verdict.startswith("coarse has the lowest mean latency")
+    row = found.rows()[1]
+    assert row["metric"] == "mean_ms"
+    assert row["verdict"].startswith("mean latency: ")
+    assert row["change"] == pytest.approx(found["coarse"].against["mean_ms"].change)
+    assert repr(found).splitlines()[1].split()[2:4] == ["mean", "ms"]
     assert math.isnan(found["coarse"].figures["p99_ms"].value)
     assert found["coarse"].against["p99_ms"].faster == ""
     assert "no p99: it takes 100 requests in a block, there were 6; give duration_s" in repr(found)
@@ -163,6 +172,112 @@ def test_one_that_fails_is_told_and_the_others_go_on(server: wb.Server) -> None:
     assert "! broken: " in repr(found)
 
 
+def test_one_that_does_not_load_or_takes_other_inputs_is_told_before_anything_is_measured(server: wb.Server) -> None:
+    found = server.compare(["exact", "dead", "two_inputs", "coarse"], store=None, **{**QUICK, "rounds": 2})
+    assert "it does not serve (UNAVAILABLE): " in found["dead"].error
+    assert "SyntaxError" in found["dead"].error
+    assert "its inputs are v, w, those of 'exact' are x: say which belong together" in found["two_inputs"].error
+    assert not found["dead"].blocks
+    assert not found["two_inputs"].blocks
+    assert found["coarse"].n > 0
+    assert math.isnan(found["dead"].row()["max_abs"])
+    with pytest.raises(NotReady, match="the reference 'dead' cannot be asked"):
+        server.compare(["exact", "dead"], reference="dead", store=None, **QUICK)
+    with pytest.raises(NotFound, match="no model 'exactly' on this server"):
+        server.compare(["exact", "exactly"], store=None, **QUICK)
+
+
+def test_a_slow_model_is_asked_for_a_while_only_and_it_is_said_on_how_many(server: wb.Server) -> None:
+    inputs = [{"INPUT__0": np.full((1, 4), place, np.float32)} for place in range(16)]
+    told: list[tuple[str, int, int]] = []
+    found = server.compare(
+        ["exact", "coarse"], reference="coarse", inputs=inputs, asking_s=0.1, store=None,
+        on_step=lambda step: told.append((step.what, step.done, step.total)), **{**QUICK, "rounds": 2},
+    )  # fmt: skip
+    drift = found["exact"].drift  # 20 ms an answer
+    assert drift is not None
+    assert 1 <= drift.examples < 8
+    note = f"it answered {drift.examples} of {len(found.answers['coarse'])} examples in the time for that"
+    assert note in repr(found)
+    assert f"answers to {drift.examples} example" in repr(found)
+    assert len(found.pairs("exact")) == drift.examples
+    assert found.worst("exact").place < drift.examples
+    assert told[0] == ("asking coarse", 0, 16)
+    assert ("asking exact", 0, len(found.answers["coarse"])) in told
+    assert told[-1] == ("measuring in turn", 4, 4)
+
+
+def test_ctrl_c_while_the_models_are_asked_keeps_what_they_answered(server: wb.Server) -> None:
+    stop = threading.Event()
+
+    def told(step: Any) -> None:
+        if (step.what, step.done) == ("asking exact", 2):
+            stop.set()
+
+    inputs = [{"INPUT__0": np.full((1, 4), place, np.float32)} for place in range(16)]
+    found = server.compare(
+        ["coarse", "exact"], inputs=inputs, stop=stop, on_step=told, store=None, **{**QUICK, "startup": True}
+    )
+    assert found.stopped
+    assert found["exact"].drift is not None
+    assert found["exact"].drift.examples == 3
+    assert not found["exact"].blocks
+    assert math.isnan(found["coarse"].startup.load_s)
+    assert "stopped before its end" in repr(found)
+    assert found.verdict == "no verdict: no model was measured"
+
+
+def test_a_metric_that_fails_loses_nothing_that_was_measured(server: wb.Server) -> None:
+    found = server.compare(
+        ["exact", "coarse"], metric=lambda reference, other: reference["z"], store=None, **{**QUICK, "rounds": 2}
+    )
+    assert "! coarse: your metric, on example 0 of 'coarse': it raised KeyError: 'z'" in repr(found)
+    assert found["coarse"].n > 0
+    assert found["coarse"].drift is not None
+    assert found["coarse"].drift.max_abs > 0
+
+
+def test_a_model_whose_configuration_is_changed_meanwhile_is_told(server: wb.Server) -> None:
+    def edit(done: int, total: int, point: Point) -> None:
+        if done == 2:
+            server.configure("coarse", {"path": "dynamic_batching.max_queue_delay_microseconds", "value": 100})
+
+    found = server.compare(["exact", "coarse"], on_block=edit, store=None, **{**QUICK, "rounds": 3})
+    assert "coarse: its configuration was changed between blocks" in repr(found)
+    assert "exact: its configuration" not in repr(found)
+
+
+def test_a_backend_that_fills_batches_up_is_told_with_how_far(tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    for name, parameters in (("padded", "ENABLE_BATCH_PADDING"), ("open", "WORKBENCH_DYNAMIC_BATCH")):
+        add_product(tmp_path, name, parameters)
+    with wb.serve(tmp_path) as opened:
+        found = opened.compare(["padded", "open"], store=None, **{**QUICK, "rounds": 2})
+        (note,) = [note for note in found["padded"].notes if "pads" in note]
+        assert note.startswith("pads 1 row to 8 in each batch and computes them all")
+        assert "WORKBENCH_DYNAMIC_BATCH" in note
+        assert f"note: padded: {note}" in repr(found)
+        assert not [note for note in found["open"].notes if "pads" in note]
+        full = opened.compare(["padded", "open"], batch_size=8, store=None, **{**QUICK, "rounds": 2})
+        assert not [note for note in full["padded"].notes if "pads" in note]
+
+
+def add_product(root: Path, name: str, parameter: str) -> None:
+    """An ONNX model of one matrix product, run by OpenVINO with this parameter on."""
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], [each / 8 for each in range(12)])
+    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, ["n", size]) for end, size in (("x", 4), ("y", 3))]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], name, ends[:1], ends[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    (root / name / "config.pbtxt").write_text(
+        f'name: "{name}" backend: "openvino" default_model_filename: "model.onnx" max_batch_size: 8\n'
+        'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" data_type: TYPE_FP32 dims: 3 }\n'
+        f'parameters {{ key: "{parameter}" value {{ string_value: "YES" }} }}\n'
+    )
+    (root / name / "example_inputs.json").write_text('{"data": [{"x": [1, 2, 3, 4]}]}')
+
+
 def test_what_it_takes_to_have_one(server: wb.Server) -> None:
     found = server.compare(["exact", "coarse"], store=None, **{**QUICK, "startup": True, "rounds": 2})
     for each in found.models:
@@ -182,6 +297,9 @@ def test_what_it_takes_to_have_one(server: wb.Server) -> None:
         (["exact", "coarse"], {"top_k": -1}, "top_k must be a whole number above 0"),
         (["exact", "coarse"], {"examples": 0}, "examples must be a whole number above 0"),
         (["exact", "coarse"], {"concurrency": [1, 2]}, "at one load"),
+        (["exact", "coarse"], {"asking_s": 0}, "asking_s must be above 0"),
+        (["exact", "coarse"], {"metric": 3}, "metric must be a function"),
+        (["exact", "coarse"], {"output_kinds": {"y": "vector"}}, "output 'y' cannot be 'vector'"),
         ("exact", {}, "models must be a list of names, got 'exact'"),
         (["exact", None], {}, "models must be a list of names"),
     ],
@@ -198,6 +316,14 @@ def test_on_the_command_line(server: wb.Server, tmp_path: Path, capsys: pytest.C
     assert found["fastest"] == "coarse"
     assert [each["model"] for each in found["models"]] == ["exact", "coarse"]
     assert found["models"][1]["drift"][0]["max_rel"] == pytest.approx(0.01, rel=1e-3)
+    assert found["models"][1]["drift"][0]["kind"] == "scores"
+    assert (found["metric"], found["examples"], found["stopped"]) == ("throughput", 2, False)
+    as_vectors = ["--output-kind", "y=embedding", "--examples", "1", "--json"]
+    assert main(["compare", "exact", "coarse", *options, "--runs", str(tmp_path), *as_vectors]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["models"][1]["drift"][0]["kind"], found["models"][1]["examples"]) == ("embedding", 1)
+    assert main(["compare", "exact", "coarse", *options, "--output-kind", "y"]) == 1
+    assert "write OUTPUT=KIND" in capsys.readouterr().err
     assert main(["compare", "exact", "broken", *options, "--runs", str(tmp_path)]) == 1
     assert "! broken" in capsys.readouterr().out
 
@@ -221,5 +347,5 @@ def test_two_of_the_same_are_too_close_to_call(sample_repository: Path, tmp_path
     drift = found["same"].drift
     assert drift is not None
     assert drift.max_abs == 0
-    assert drift.outputs[0].top_1 == 1
+    assert (drift.outputs[0].kind, drift.outputs[0].cosine_min, drift.outputs[0].neighbours) == ("embedding", 1, 1)
     assert abs(found["same"].against["throughput"].change) < 0.5

@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import kendalltau  # type: ignore[import-untyped]
 
 from workbench.errors import InvalidRequest
-from workbench.tuning.drift import Drift, drift, kendall_tau
+from workbench.tuning.drift import Drift, drift
+from workbench.tuning.vectors import kendall_tau
 
 F = np.float32
 
@@ -83,6 +84,91 @@ def test_a_persons_own_metric_names_the_worst_example() -> None:
     theirs, ours = [[0.0, 1.0], [0.0, 1.0]], [[9.0, 1.0], [0.0, 1.5]]
     found = between(ours, theirs, metric=lambda reference, other: float(abs(reference["y"][1] - other["y"][1])))
     assert (found.metric, found.worst) == (0.25, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (ValueError("no such key"), "it raised ValueError: no such key"),
+        (float("nan"), "it gave nan"),
+        (None, "it gave a NoneType (None) where one number is wanted"),
+        ("0.5", "it gave a str ('0.5') where one number is wanted"),
+        (np.ones(3), "it gave a ndarray (shape [3]) where one number is wanted"),
+        ([1.0], "it gave a list ([1.0]) where one number is wanted"),
+    ],
+)
+def test_a_persons_own_metric_that_fails_is_told_with_its_example_and_the_rest_is_kept(given: Any, what: str) -> None:
+    theirs, ours = [[0.0, 1.0], [0.0, 1.0]], [[9.0, 1.0], [0.0, 1.5]]
+
+    def metric(reference: Any, other: Any) -> Any:
+        if other["y"][0] == 0:
+            if isinstance(given, Exception):
+                raise given
+            return given
+        return 0.25
+
+    found = between(ours, theirs, metric=metric)
+    assert found.metric_error == f"your metric, on example 1 of 'other': {what}; 1 of 2 examples have no figure"
+    assert (found.metric, found.worst, found.max_abs) == (0.25, 0, 9.0)
+    assert f"! {found.metric_error}" in repr(found)
+
+
+def test_a_persons_own_metric_may_give_any_kind_of_number_and_changes_no_answer() -> None:
+    for one in (1, True, np.float32(1), np.ones((1, 1)), np.array(1.0)):
+        assert between([[1.0, 2.0]], [[1.0, 2.0]], metric=lambda *_, one=one: one).metric == 1
+
+    def writes(reference: Any, other: Any) -> float:
+        reference["y"] -= 1
+        return 0.0
+
+    assert "read-only" in between([[1.0, 2.0]], [[1.0, 2.0]], metric=writes).metric_error
+
+
+def unit(rows: Any) -> Any:
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(F)
+
+
+def test_an_embedding_is_held_by_its_cosine_and_by_who_is_near_to_whom() -> None:
+    rows = np.random.default_rng(1).normal(size=(6, 2, 96))
+    theirs, ours = list(unit(rows)), list(unit(rows + 0.01))
+    (output,) = between(ours, theirs).outputs
+    assert (output.kind, output.why) == ("embedding", "vectors of unit length")
+    assert 0.999 < output.cosine_min <= output.cosine < 1
+    assert output.vectors == 12
+    assert 0.9 < output.neighbours <= 1
+    assert math.isnan(output.kendall_tau)
+    assert math.isnan(output.top_1)
+    assert "order of neighbours Kendall τ" in output.text
+    # turned as a whole, each vector is another one, and all neighbours are the same
+    turn, _ = np.linalg.qr(np.random.default_rng(2).normal(size=(96, 96)))
+    (turned,) = between([each @ turn for each in theirs], theirs).outputs
+    assert turned.cosine < 0.5
+    assert turned.neighbours == pytest.approx(1, abs=1e-3)
+    # shuffled among the examples, the neighbours are others
+    (shuffled,) = between(theirs[::-1], theirs).outputs
+    assert shuffled.neighbours < 0.5
+
+
+@pytest.mark.parametrize(
+    ("reference", "kind"),
+    [
+        ([np.array([[0.1, 0.7, 0.2]])], "scores"),  # probabilities
+        ([np.array([[2.0], [-1.0]])], "scores"),  # one a row
+        ([np.array([-1.0, 2.0]), np.array([1.0, -2.0, 3.0])], "scores"),  # of as many candidates as there are
+        ([np.array([[3, -2, 1]])], "scores"),  # whole numbers
+        ([np.array([[3.0, -2.0, 1.0]])], "scores"),  # few
+        ([np.array([[0.6, -0.8, 0.0]])], "embedding"),
+        ([np.linspace(-3, 5, 1000)[None]], "vectors"),  # logits, or features
+    ],
+)
+def test_what_an_output_is_shows_in_its_values(reference: Any, kind: str) -> None:
+    (output,) = between(reference, reference).outputs
+    assert output.kind == kind
+    assert math.isnan(output.kendall_tau) == (kind != "scores")
+    assert math.isnan(output.cosine) == (kind == "scores")
+    assert math.isnan(output.top_1) == (kind == "embedding")
+    (said,) = between(reference, reference, kinds={"y": "embedding"}).outputs
+    assert (said.kind, said.why, said.cosine_min) == ("embedding", "as you said", pytest.approx(1))
 
 
 def test_frameworks_rename_outputs() -> None:

@@ -67,6 +67,12 @@ def read_settings(config: Any) -> Settings:
     )
 
 
+def filled_rows(config: Any) -> int:
+    """The rows that each batch is filled up to with zeros; 0 where it is not."""
+    settings = read_settings(config)
+    return config.max_batch_size if settings.padding and not settings.dynamic_batch else 0
+
+
 def own_thread_count(config: Any) -> bool:
     """Whether the configuration says how many threads OpenVINO uses."""
     return bool(_text(config, "INFERENCE_NUM_THREADS"))

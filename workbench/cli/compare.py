@@ -12,9 +12,10 @@ import orjson
 from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.load_arguments import add_load_arguments, one_load
 from workbench.cli.targets import add_server_arguments, open_server
+from workbench.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from workbench.tuning.comparing import CompareResult
+    from workbench.tuning.compare_result import CompareResult
 
 SUMMARY = "Measures models in turn under one load with the same inputs, and compares their answers with a reference's."
 EXAMPLE = "workbench compare minilm minilm_ts minilm_ov --concurrency 4"
@@ -22,6 +23,8 @@ EXAMPLE = "workbench compare minilm minilm_ts minilm_ov --concurrency 4"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``compare``."""
+    from workbench.tuning.vectors import KINDS
+
     parser.add_argument("models", metavar="MODEL", nargs="+")
     parser.add_argument("--reference", default="", metavar="MODEL", help="whose answers are right (default: the first)")
     add_server_arguments(parser)
@@ -29,6 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(warmup=0.2, measurement_interval=1000.0)
     parser.add_argument("--rounds", type=int, default=6, help="blocks of each model, in turn (default: %(default)s)")
     parser.add_argument("--top-k", type=int, default=5, help="largest elements looked at (default: %(default)s)")
+    parser.add_argument(
+        "--examples", type=int, default=32, metavar="N", help="answers compared, at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--asking", type=float, default=10.0, metavar="S", help="seconds to ask each model for them (default: 10)"
+    )
+    parser.add_argument(
+        "--output-kind", action="append", metavar="OUTPUT=KIND",
+        help=f"what an output of the reference is: {', '.join(KINDS)} (default: by its values); may be repeated",
+    )  # fmt: skip
     parser.add_argument(
         "--no-startup", action="store_true", help="leave out memory, loading and first request, which take a while"
     )
@@ -43,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.closing(open_server(args)) as server, terminated_as_interrupted():
         result = server.compare(
             args.models, reference=args.reference, rounds=args.rounds, top_k=args.top_k, startup=not args.no_startup,
-            store=args.runs, title=args.title, **options,
+            store=args.runs, title=args.title, examples=args.examples, asking_s=args.asking,
+            output_kinds=_kinds(args.output_kind), show_progress=not args.json, **options,
         )  # fmt: skip
     print(_json(result) if args.json else repr(result))
     if result.stopped:
@@ -51,16 +65,28 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(each.error or not each.n for each in result.models) else 0
 
 
+def _kinds(given: list[str] | None) -> dict[str, str]:
+    pairs = [text.rpartition("=") for text in given or ()]
+    for (name, _, kind), text in zip(pairs, given or (), strict=True):
+        if not name or not kind:
+            raise InvalidRequest(f"--output-kind has '{text}'", hint="write OUTPUT=KIND: sentence_embedding=embedding")
+    return {name: kind for name, _, kind in pairs}
+
+
 def _json(result: CompareResult) -> str:
     models = [
         {
-            **each.row(),
+            **row,
             "error": each.error,
-            "notes": each.notes,
+            "problems": each.problems,
+            "notes": each.remarks,
             "comparisons": {name: asdict(found) for name, found in each.against.items()},
             "drift": [output.to_json() for output in each.drift.outputs] if each.drift else [],
         }
-        for each in result.models
+        for row, each in zip(result.rows(), result.models, strict=True)
     ]
-    found = {"verdict": result.verdict, "fastest": result.fastest, "reference": result.reference, "models": models}
-    return orjson.dumps({**found, "load": result.load.to_json()}).decode()  # nan becomes null
+    found = {
+        "verdict": result.verdict, "fastest": result.fastest, "metric": result.metric, "reference": result.reference,
+        "examples": len(result.inputs), "stopped": result.stopped, "models": models, "load": result.load.to_json(),
+    }  # fmt: skip
+    return orjson.dumps(found).decode()  # nan becomes null

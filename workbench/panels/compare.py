@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
@@ -13,10 +14,13 @@ from workbench.charts.style import Chart
 from workbench.errors import InvalidRequest
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.build_form import BuildForm
-from workbench.panels.html import chip, escape, number, table
+from workbench.panels.html import NONE, chip, escape, number, table
 from workbench.panels.live import halves
 from workbench.panels.sweep_view import duration
-from workbench.tuning.comparing import CompareResult, ModelFigures
+from workbench.profiling import Load
+from workbench.tuning.compare_result import FIGURES, CompareResult, ModelFigures, estimate_text, shown_figures
+from workbench.tuning.comparing import Step
+from workbench.tuning.drift import OutputDrift
 
 if TYPE_CHECKING:
     from workbench.profiling import Point
@@ -24,10 +28,7 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
     from workbench.session.state import SessionSnapshot
 
-HEADERS = (
-    "model", "backend", "infer/s", "against the reference", "p50 ms", "p95 ms", "p99 ms", "memory MiB", "load s",
-    "first request ms", "max |Δ|", "relative", "top-1 the same", "Kendall τ",
-)  # fmt: skip
+_CLIENTS = "clients"
 
 
 class ComparePanel(Panel):
@@ -60,6 +61,9 @@ class ComparePanel(Panel):
         self._store = store
         self._options = options
         self._result = result
+        self._load: Any = options.pop("load", None)
+        if self._load is None and "rate" not in options and result is not None and result.load.has_open:
+            self._load = result.load
         self._thread: threading.Thread | None = None
         self._stop_event = threading.Event()
         table = server.session.snapshot().models
@@ -74,6 +78,8 @@ class ComparePanel(Panel):
             tooltip="Two or more: Ctrl or Shift with a click",
         )  # fmt: skip
         self._reference = _labelled(W.Dropdown(options=chosen or names, value=None), "reference")
+        self._loads = _labelled(W.Dropdown(options=self._load_names(), tooltip="How requests are sent"), "load")
+        self._loads.value = self._loads.options[-1]
         self._clients = _labelled(W.BoundedIntText(value=concurrency, min=1, max=16384), "clients")
         self._rounds = _labelled(W.BoundedIntText(value=6, min=2, max=100), "rounds")
         self._seconds = _labelled(W.BoundedFloatText(value=1.0, min=0.1, max=600, step=0.5), "seconds a block")
@@ -90,12 +96,14 @@ class ComparePanel(Panel):
         )
         self._said = W.HTML(layout=W.Layout(flex="1 1 0", min_width="0"))
         self._said.add_class("wb-status")
+        self._said.add_class("wb-whole")
         self._table = W.HTML(layout=W.Layout(width="100%", min_width="0"))
         self._examples = W.HTML(layout=W.Layout(width="100%", min_width="0"))
         self._speed = self._chart(draw_side_by_side, update_side_by_side, _speed(None))
         self._latency = self._chart(draw_side_by_side, update_side_by_side, _latency(None))
         self._form = BuildForm(server, self._lock, names, self._built)
         self._models.observe(lambda _: self._chosen(), "value")
+        self._loads.observe(lambda _: self._busy(False), "value")
         self._run.on_click(lambda _: self.run())
         self._stop.on_click(lambda _: self.stop())
         self._chosen()
@@ -108,7 +116,7 @@ class ComparePanel(Panel):
     def _children(self) -> list[Any]:
         row = W.Layout(width="100%", align_items="center")
         form = W.VBox(
-            [self._models, self._reference, self._clients, self._rounds, self._seconds, self._startup],
+            [*self._fields(), self._startup],
             layout=W.Layout(width="236px", flex="0 0 auto"),
         )
         right = W.VBox(
@@ -126,6 +134,16 @@ class ComparePanel(Panel):
             W.HTML('<div class="wb-rule"></div>'),
             self._form.box,
         ]
+
+    def _fields(self) -> list[Any]:
+        loads = [self._loads] if len(self._loads.options) > 1 else []
+        return [self._models, self._reference, *loads, self._clients, self._rounds, self._seconds]
+
+    def _load_names(self) -> list[str]:
+        """The loads to choose from: clients, and the one that was given."""
+        if "rate" in self._options:
+            return [_CLIENTS, f"{self._options['rate']:g}/s"]
+        return [_CLIENTS] if self._load is None else [_CLIENTS, getattr(self._load, "label", "as given")]
 
     @property
     def result(self) -> CompareResult | None:
@@ -173,13 +191,23 @@ class ComparePanel(Panel):
             self._stop.disabled = True
             self._said.value = chip("stopping …", "busy")
 
+    def _of_load(self) -> dict[str, Any]:
+        """The load and its blocks as ``Server.compare`` takes them."""
+        seconds = float(self._seconds.value)
+        if self._loads.value == _CLIENTS:
+            rest = {name: option for name, option in self._options.items() if name != "rate"}
+            return {**rest, "concurrency": int(self._clients.value), "duration_s": seconds}
+        if self._load is None:
+            return {**self._options, "duration_s": seconds}
+        load = replace(self._load, duration_s=seconds) if isinstance(self._load, Load) else self._load
+        return {**self._options, "load": load}
+
     def _compare(self, names: list[str]) -> None:
         try:
             result = self.server.compare(
-                names, reference=str(self._reference.value), concurrency=int(self._clients.value),
-                rounds=int(self._rounds.value), duration_s=float(self._seconds.value),
-                startup=bool(self._startup.value), store=self._store, stop=self._stop_event, on_block=self._progressed,
-                **self._options,
+                names, reference=str(self._reference.value), rounds=int(self._rounds.value),
+                startup=bool(self._startup.value), store=self._store, stop=self._stop_event, show_progress=False,
+                on_block=self._progressed, on_step=self._stepped, **self._of_load(),
             )  # fmt: skip
         except Exception as error:
             with self._lock:
@@ -204,10 +232,15 @@ class ComparePanel(Panel):
     def _busy(self, busy: bool) -> None:
         self._run.disabled = busy
         self._stop.disabled = not busy
-        for widget in (
-            self._models, self._reference, self._clients, self._rounds, self._seconds, self._startup,
-        ):  # fmt: skip
+        for widget in (*self._fields(), self._startup):
             widget.disabled = busy
+        self._clients.disabled = busy or self._loads.value != _CLIENTS
+
+    def _stepped(self, step: Step) -> None:
+        with self._lock:
+            if not self._closed and not self._stop_event.is_set():
+                self._bar.value = step.done / max(1, step.total)
+                self._said.value = f"{chip('busy', 'busy')} {escape(step.text)}"
 
     def _progressed(self, done: int, total: int, point: Point) -> None:
         left = (total - done) * (point.load.duration_s + point.load.warmup_s)
@@ -230,10 +263,11 @@ class ComparePanel(Panel):
             self._said.value = self._said.value or stale_badge(snapshot)
 
     def _show_result(self, result: CompareResult) -> None:
-        self._said.value = f"{chip('done', 'ok')} {escape(result.verdict)}"
-        if result.stopped:
-            self._said.value = f"{chip('stopped', 'warn')} {escape(result.verdict)}"
-        self._table.value = _table(result)
+        state = chip("stopped", "warn") if result.stopped else chip("done", "ok")
+        self._said.value = (
+            f'{state} {escape(result.verdict)} <span class="wb-muted">({escape(result.load.label)})</span>'
+        )
+        self._table.value = _tables(result)
         self._examples.value = _worst(result)
         self._speed.show(_speed(result))
         self._latency.show(_latency(result))
@@ -280,9 +314,12 @@ _NOTE = "bars: geometric mean of the blocks; lines: 95 % interval"
 
 
 def _speed(result: CompareResult | None) -> SideBySideInfo:
-    return SideBySideInfo(
-        "Throughput", "model", _estimates(result, ("throughput",)), _NOTE, "throughput (infer/s)", "infer/s", "mean"
-    )
+    """The figure that decides."""
+    if result is not None and result.metric != "throughput":
+        bars = _estimates(result, (result.metric,))
+        return SideBySideInfo("Mean latency", "model", bars, f"{_NOTE}; the load sets the throughput", middle="mean")
+    bars = _estimates(result, ("throughput",))
+    return SideBySideInfo("Throughput", "model", bars, _NOTE, "throughput (infer/s)", "infer/s", "mean")
 
 
 def _latency(result: CompareResult | None) -> SideBySideInfo:
@@ -290,49 +327,73 @@ def _latency(result: CompareResult | None) -> SideBySideInfo:
     return SideBySideInfo("Latency", "model (percentile)", _estimates(result, names), _NOTE, middle="mean")
 
 
-def _table(result: CompareResult) -> str:
-    rows = [_row(each, each.model == result.reference) for each in result.models]
-    headers: tuple[str, ...] = HEADERS
-    own = [each.drift.metric if each.drift is not None else math.nan for each in result.models]
-    if not all(map(math.isnan, own)):
-        headers = (*HEADERS, "own metric")
-        rows = [
-            [*row, number(None) if math.isnan(found) else f"{found:.3g}"] for row, found in zip(rows, own, strict=True)
-        ]
-    notes = [f"{each.model}: {text}" for each in result.models for text in (each.error, *each.notes, each.startup.why)]
-    told = "".join(f'<div class="wb-muted">{escape(text)}</div>' for text in notes if not text.endswith(": "))
-    return f'<div class="wb-scroll">{table(headers, rows, left=2)}</div>{told}'
+def _tables(result: CompareResult) -> str:
+    """Speed and start of each model; its answers; and what is to be known of them."""
+    figures = shown_figures(result.metric)
+    headers = [
+        "model",
+        "backend",
+        FIGURES[figures[0]],
+        "against the reference",
+        *(FIGURES[name] for name in figures[1:]),
+    ]
+    headers += ["memory MiB", "load s", "first request ms"]
+    parts = [_scrolled(table(headers, [_row(each, result, figures) for each in result.models], left=2))]
+    answers = [(each, output) for each in result.models if each.drift is not None for output in each.drift.outputs]
+    if answers:
+        parts.append(_scrolled(table(_ANSWERS, [_answers(each, output) for each, output in answers], left=2)))
+    for each in result.models:
+        name = f"<b>{escape(each.model)}</b>"
+        parts += [f"<div>{chip('!', 'warn')} {name}: {escape(text)}</div>" for text in each.problems]
+        parts += [f'<div class="wb-muted">{name}: {escape(text)}</div>' for text in each.remarks]
+    return "".join(parts)
 
 
-def _row(each: ModelFigures, is_reference: bool) -> list[str]:
-    speed, found = each.against.get("throughput"), each.drift
-    if each.error:
-        against = chip("failed", "bad", each.error)
-    elif is_reference or speed is None:
-        against = chip("reference", "off")
-    elif math.isnan(speed.low):
-        against = chip("no verdict", "warn", speed.text)
-    elif not speed.faster:
-        against = chip("too close to call", "off", speed.text)
-    else:
-        against = chip(f"{1 + speed.change:.2f} ×", "ok" if speed.faster == "B" else "bad", speed.text)
-    outputs = found.outputs if found is not None else ()
-    top = [output.top_1 for output in outputs if not math.isnan(output.top_1)]
-    tau = [output.kendall_tau for output in outputs if not math.isnan(output.kendall_tau)]
-    relative = [output.max_rel for output in outputs if not math.isnan(output.max_rel)]
+def _scrolled(text: str) -> str:
+    return f'<div class="wb-wide">{text}</div>'
+
+
+def _row(each: ModelFigures, result: CompareResult, figures: list[str]) -> list[str]:
     return [
         escape(each.model),
         escape(each.backend),
-        number(each.figures["throughput"].value),
-        against,
-        *(number(each.figures[name].value, 2) for name in ("p50_ms", "p95_ms", "p99_ms")),
+        estimate_text(each.figures[figures[0]]).replace("-", NONE),
+        _against(each, result),
+        *(number(each.figures[name].value, 2) for name in figures[1:]),
         number(each.startup.memory_mb, 0),
         number(each.startup.load_s, 2),
         number(each.startup.first_ms),
-        f"{found.max_abs:.2g}" if found is not None and not math.isnan(found.max_abs) else number(None),
-        f"{max(relative):.2g}" if relative else number(None),
-        f"{min(top):.1%}" if top else number(None),
-        f"{min(tau):.4f}" if tau else number(None),
+    ]
+
+
+def _against(each: ModelFigures, result: CompareResult) -> str:
+    """The figure that decides as a multiple of the reference's, or why there is none."""
+    found = each.against.get(result.metric)
+    if each.error:
+        return chip("failed", "bad", each.error)
+    if found is None:
+        return chip("reference", "off")
+    if math.isnan(found.low):
+        return chip("no verdict", "warn", found.text)
+    if not found.faster:
+        return chip("too close to call", "off", found.text)
+    return chip(f"{1 + found.change:.2f} ×", "ok" if found.faster == "B" else "bad", found.text)
+
+
+_ANSWERS = ("model", "output", "examples", "max |Δ|", "relative", "own metric", "what it is used by")
+
+
+def _answers(each: ModelFigures, output: OutputDrift) -> list[str]:
+    found = each.drift
+    assert found is not None
+    kind = f'<span class="wb-muted">{escape(output.kind)}: {escape(output.why)}</span><br>' if output.kind else ""
+    return [
+        escape(each.model),
+        escape(output.output),
+        str(found.examples),
+        *(number(None) if math.isnan(x) else f"{x:.2g}" for x in (output.max_abs, output.max_rel)),
+        number(None) if math.isnan(found.metric) else f"{found.metric:.3g}",
+        f'<div class="wb-left wb-whole">{kind}{escape(output.used_by)}</div>',
     ]
 
 

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.clock import monotonic_ns
-from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.errors import InvalidRequest, NotFound, NotReady, WorkbenchError
 from workbench.profiling import MeasureOptions, Point
 from workbench.records.runs import RunStore
 from workbench.session.loads import loads_of
 from workbench.session.measuring import SessionTarget
 from workbench.session.opening import serve
 from workbench.telemetry import family, sample
-from workbench.tuning.comparing import CompareOptions, CompareResult, Startup
+from workbench.tuning.compare_result import CompareResult, Startup
+from workbench.tuning.comparing import CompareOptions, Step
 from workbench.tuning.comparing import compare as run_compare
 from workbench.tuning.drift import Metric
+from workbench.tuning.vectors import Kind
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
@@ -37,16 +39,20 @@ def compare(
     inputs: Any = None,
     input_names: Mapping[str, Mapping[str, str]] | None = None,
     output_names: Mapping[str, Mapping[str, str]] | None = None,
+    output_kinds: Mapping[str, Kind] | None = None,
     metric: Metric | None = None,
     top_k: int = 5,
     rounds: int = 6,
     examples: int = 32,
+    asking_s: float = 10.0,
     startup: bool = True,
     measure: MeasureOptions | None = None,
     store: RunStore | str | Path | None = "runs",
     title: str = "",
     stop: threading.Event | None = None,
     on_block: Callable[[int, int, Point], None] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    show_progress: bool = True,
     **options: Any,
 ) -> CompareResult:
     """Models side by side; see ``Server.compare``."""
@@ -61,16 +67,14 @@ def compare(
     if len(loads) != 1:
         raise InvalidRequest("models are compared at one load", hint="give concurrency or rate")
     judging = CompareOptions(
-        rounds, loads[0].seed, top_k, metric, examples, measure if measure is not None else MeasureOptions()
-    )
+        rounds, loads[0].seed, top_k, metric, examples, asking_s, output_kinds or {},
+        measure if measure is not None else MeasureOptions(),
+    )  # fmt: skip
+    failed = _not_serving(server, models, reference or next(iter(models), ""))
     session = server.session
 
-    def told(done: int, total: int, point: Point) -> None:
-        session.point_ended()
-        if on_block is not None:
-            on_block(done, total, point)
-
     with contextlib.ExitStack() as stack:
+        stepped = _all_of(stack.enter_context(step_bar(show_progress)), on_step)
         for name in dict.fromkeys(models):
             stack.callback(session.begin_sweep(name))
         stack.enter_context(session.measuring_window())
@@ -86,12 +90,82 @@ def compare(
             startup=(lambda name, example: startup_of(server, name, example)) if startup else None,
             options=judging,
             stop=stop,
-            on_block=told,
+            on_block=_all_of(lambda *_: session.point_ended(), on_block),
+            on_step=stepped,
+            failed=failed,
         )
     runs = RunStore(store) if isinstance(store, str | Path) else store
     if runs is not None:
         result.save(runs, title=title)
     return result
+
+
+def _all_of(*listeners: Callable[..., None] | None) -> Callable[..., None]:
+    """Tells all that listen."""
+
+    def tell(*news: Any) -> None:
+        for listener in listeners:
+            if listener is not None:
+                listener(*news)
+
+    return tell
+
+
+def _not_serving(server: Server, models: Sequence[str], reference: str) -> dict[str, str]:
+    """Of the models that do not serve: why.
+
+    Raises:
+        NotFound: the server has no such model.
+        NotReady: it is the reference.
+    """
+    table = server.models()
+    unknown = [name for name in models if name not in table.names]
+    if unknown:
+        raise NotFound(
+            f"no model '{unknown[0]}' on this server",
+            hint=f"there are {', '.join(table.names) or 'none'}; server.load(NAME) loads one that was built since",
+        )
+    found = {}
+    for name in dict.fromkeys(models):
+        rows = [row for row in table if row.name == name]
+        if not any(row.ready for row in rows):
+            why = rows[-1].reason.strip() or "it is not loaded"
+            found[name] = f"it does not serve ({rows[-1].state or 'not loaded'}): {why}"
+    if reference in found:
+        raise NotReady(
+            f"the reference '{reference}' cannot be asked: {found[reference]}",
+            hint=f"server.load({reference!r}), or another reference",
+        )
+    return found
+
+
+class step_bar:
+    """A progress bar of each step; in a notebook a widget, in a terminal text, elsewhere nothing."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._bar: Any = None
+        self._what = ""
+        if wanted:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=0, desc="compare", unit="step", leave=False, disable=None)
+
+    def __enter__(self) -> Callable[[Step], None]:
+        return self._told
+
+    def _told(self, step: Step) -> None:
+        if self._bar is None:
+            return
+        if self._what != step.what:
+            self._what = step.what
+            self._bar.reset(step.total)  # a time left of its own for each kind of step
+            self._bar.set_description(step.what, refresh=False)
+        self._bar.n = step.done
+        self._bar.refresh()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def startup_of(server: Server, model: str, example: Mapping[str, Any]) -> Startup:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from workbench.records.capture import Keep
     from workbench.session.capture import Capture
     from workbench.session.state import SessionState
-    from workbench.tuning.comparing import CompareResult
+    from workbench.tuning.compare_result import CompareResult
 
 _FIELDS = frozenset(("priority", "timeout", "sequence_id", "sequence_start", "sequence_end"))
 """What Triton takes out of a request's parameters for itself; its clients have arguments for it."""
@@ -350,21 +350,23 @@ class Server(TellingServer):
         return ab(self, model, plain(a), plain(b), **options)
 
     def compare(self, models: Sequence[str], **options: Any) -> CompareResult:
-        """Models side by side: the same in several frameworks or precisions, say; how fast, and how far apart.
+        """Models side by side: how fast they are, and how far their answers are apart.
 
         ``server.compare(["minilm", "minilm_ts"], concurrency=4)``. All get the same inputs under the same load, in
-        turn, in blocks of a second on the warm server; ratios are taken round by round. Ctrl-C keeps what there is.
+        turn, in blocks of a second; ratios are taken round by round. Ctrl-C keeps what there is.
 
         Args:
-            models: two or more; all are loaded.
-            options: ``reference`` (whose answers are right; the first by default), ``concurrency`` or ``rate``,
-                ``inputs`` (by the reference's names; its example inputs by default), ``input_names`` and
-                ``output_names`` (``{MODEL: {REFERENCE'S NAME: ITS NAME}}``; by default equal names belong together,
-                else those at the same place), ``metric`` (a function of the reference's outputs and the other's, by
-                the reference's names, to a number: the larger, the worse), ``top_k``, ``rounds`` of blocks,
-                ``examples`` (requests whose answers are compared), ``startup`` (False leaves out memory, loading and
-                first request, which take a server of its own for each model), ``duration_s`` of a block, ``seed``,
-                ``batch_size``, ``store``, ``title``.
+            models: two or more.
+            options: ``reference`` (whose answers are right; the first), ``concurrency`` or ``rate``, ``inputs`` (by the
+                reference's names; its example inputs by default), ``input_names`` and ``output_names`` (``{MODEL:
+                {REFERENCE'S NAME: ITS NAME}}``; by default equal names or places), ``output_kinds`` (``{REFERENCE'S
+                NAME: "scores", "embedding" or "vectors"}``), ``metric`` (a function of the reference's outputs and the
+                other's, by the reference's names, to a number: the larger, the worse), ``top_k``, ``rounds`` of blocks,
+                ``examples`` (requests whose answers are compared, asked for ``asking_s`` at most), ``startup`` (whether
+                to see what loading takes), ``duration_s`` of a block, ``seed``, ``batch_size``, ``store``, ``title``.
+
+        Raises:
+            WorkbenchError: no such model, a reference that does not serve, options without sense.
         """
         from workbench.session.comparing import compare
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from workbench.export import ExportResult
     from workbench.profiling import Point, SweepJob, SweepResult
     from workbench.session.server import Server
-    from workbench.tuning.comparing import CompareResult
+    from workbench.tuning.compare_result import CompareResult
 
 
 def profile(server: Server, model: str, **options: Any) -> Point:

@@ -1,8 +1,8 @@
 """How far the outputs of one model are from another's: the same model in another framework or precision.
 
-Everything is over the same inputs. Numbers: absolute and relative differences; vectors (a last axis of at least two):
-whether the largest elements are the same ones, and whether they are in the same order; anything: whatever a person
-counts. Texts and booleans: the share that is equal.
+Everything is over the same inputs. Numbers: absolute and relative differences, and what the output is used by (see
+``vectors``): the order of scores, or the place of embeddings among each other; anything: whatever a person counts.
+Texts and booleans: the share that is equal.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import InvalidRequest
+from workbench.tuning.vectors import KINDS, Kind, Placing, Ranking, kind_of, placing, ranking
 
 Arrays = Mapping[str, NDArray[Any]]
 
 Metric = Callable[[Arrays, Arrays], float]
 """A person's own figure of one example: (the reference's outputs, the other model's, by the reference's names) to a
 number; the larger, the worse."""
-
-LARGEST_RANKED = 2048
-"""Longer vectors are not ranked for Kendall's tau, which compares each pair of elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +31,14 @@ class OutputDrift:
 
     ``max_abs`` and ``mean_abs`` are of the elements' differences; ``max_rel`` is the largest of the examples' |a - b| /
     |reference|, lengths of the whole tensors (so that elements near zero do not count for more than they are worth).
-    ``top_1`` is the share of vectors whose largest element is the same one, ``top_k`` the mean share of the ``k``
-    largest that are the same ones, ``kendall_tau`` the mean of Kendall's tau-b of the vectors (Kendall 1945): 1 is the
-    same order, 0 none in common. ``equal`` is the share of equal elements. What does not apply is nan.
+    ``kind`` says what the numbers are ("" for what are none), ``why`` by what it was decided.
+
+    Of scores: ``top_1`` is the share of vectors whose largest element is the same one, ``top_k`` the mean share of the
+    ``k`` largest that are the same ones, ``kendall_tau`` the mean of Kendall's tau-b of the vectors (Kendall 1945): 1
+    is the same order, 0 none in common. Of an embedding: ``cosine`` and ``cosine_min``, the mean and the least
+    cosine similarity of a vector and the reference's; ``neighbours`` is Kendall's tau-b of the similarities of all
+    pairs among ``vectors`` of the examples: whether who is nearer to whom stays the same. Vectors that may be either
+    have all of these but ``kendall_tau``. ``equal`` is the share of equal elements. What does not apply is nan.
     ``worst`` is the place of the example that differs most.
     """
 
@@ -51,6 +54,12 @@ class OutputDrift:
     kendall_tau: float = math.nan
     equal: float = math.nan
     worst: int = 0
+    kind: Kind | None = None
+    why: str = ""
+    cosine: float = math.nan
+    cosine_min: float = math.nan
+    neighbours: float = math.nan
+    vectors: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary for JSON; nan becomes None."""
@@ -59,24 +68,37 @@ class OutputDrift:
         }
 
     @property
-    def text(self) -> str:
-        """In a line."""
+    def used_by(self) -> str:
+        """What people look at of an output of its kind, in a line."""
         parts = []
-        if not math.isnan(self.max_abs):
-            parts.append(f"max |Δ| {self.max_abs:.2g}, relative {self.max_rel:.2g}")
+        if math.isnan(self.max_abs):
+            parts.append(f"{self.equal:.1%} equal")
+        if not math.isnan(self.cosine):
+            parts.append(f"cosine to the reference's at least {self.cosine_min:.5f} (mean {self.cosine:.5f})")
+        if not math.isnan(self.neighbours):
+            parts.append(f"order of neighbours Kendall τ {self.neighbours:.4f} ({self.vectors} vectors)")
         if not math.isnan(self.top_1):
             parts.append(f"top-1 the same in {self.top_1:.1%}, top-{self.k} overlap {self.top_k:.1%}")
         if not math.isnan(self.kendall_tau):
-            parts.append(f"Kendall τ {self.kendall_tau:.4f}")
-        if math.isnan(self.max_abs):
-            parts.append(f"{self.equal:.1%} equal")
-        return f"{self.output}: {', '.join(parts)}"
+            parts.append(f"order of elements Kendall τ {self.kendall_tau:.4f}")
+        return ", ".join(parts)
+
+    @property
+    def text(self) -> str:
+        """In a line."""
+        kind = f" ({self.kind}: {self.why})" if self.kind is not None else ""
+        apart = "" if math.isnan(self.max_abs) else f"max |Δ| {self.max_abs:.2g}, relative {self.max_rel:.2g}"
+        return f"{self.output}{kind}: {', '.join(part for part in (apart, self.used_by) if part)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A model against the reference: each output, the person's own metric (mean over the examples, nan without one),
-    and the place of the worst example: by that metric, else by the largest relative difference."""
+    """A model against the reference: each output, the person's own metric, and the place of the worst example: by that
+    metric, else by the largest relative difference.
+
+    ``metric`` is the mean over the examples for which it gave a number, nan without one; ``metric_error`` says of the
+    first of the others which it is and what came instead.
+    """
 
     model: str
     reference: str
@@ -84,18 +106,25 @@ class Drift:
     examples: int
     metric: float = math.nan
     worst: int = 0
+    metric_error: str = ""
 
     @property
     def max_abs(self) -> float:
         """The largest of all outputs; nan where none is a number."""
         return max((each.max_abs for each in self.outputs if not math.isnan(each.max_abs)), default=math.nan)
 
-    def __repr__(self) -> str:
-        lines = [f"{self.model} against {self.reference}, {self.examples} examples"]
-        lines += [f"  {each.text}" for each in self.outputs]
+    @property
+    def lines(self) -> list[str]:
+        """What was found, a line an output, and the person's own metric."""
+        found = [each.text for each in self.outputs]
         if not math.isnan(self.metric):
-            lines.append(f"  own metric {self.metric:.4g}")
-        return "\n".join(lines)
+            found.append(f"own metric {self.metric:.4g}")
+        return found
+
+    def __repr__(self) -> str:
+        head = f"{self.model} against {self.reference}, {self.examples} example{'s' * (self.examples != 1)}"
+        problems = [f"! {self.metric_error}"] if self.metric_error else []
+        return "\n".join([head, *(f"  {line}" for line in [*self.lines, *problems])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +164,7 @@ def drift(
     names: Mapping[str, str] | None = None,
     top_k: int = 5,
     metric: Metric | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> Drift:
     """How far a model's answers are from the reference's, example by example.
 
@@ -145,7 +175,8 @@ def drift(
         theirs: the reference's.
         names: the reference's name of an output → the model's; None takes ``matched_names``.
         top_k: how many of the largest elements are looked at.
-        metric: a figure of the person's own.
+        metric: a figure of the person's own. One that raises or gives no number is told in ``metric_error``.
+        kinds: the reference's name of an output → what it is; of the others it is decided by the reference's values.
 
     Raises:
         InvalidRequest: no output is common, or one differs in shape.
@@ -162,15 +193,77 @@ def drift(
     found = []
     for output, name in pairs.items():
         _check(model, reference, output, name, ours, theirs)
-        found.append(_of_output(output, name, [each[name] for each in ours], [each[output] for each in theirs], top_k))
-    own = [
-        float(metric(b, {output: a[name] for output, name in pairs.items()})) if metric is not None else math.nan
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    worst = max(found, key=lambda each: _badness(each)).worst
-    if metric is not None:
-        worst = int(np.nanargmax(own)) if not all(map(math.isnan, own)) else worst
-    return Drift(model, reference, tuple(found), len(ours), float(np.mean(own)), worst)
+        sides = [each[name] for each in ours], [each[output] for each in theirs]
+        found.append(_of_output(output, name, *sides, top_k, (kinds or {}).get(output)))
+    worst = max(found, key=_badness).worst
+    if metric is None:
+        return Drift(model, reference, tuple(found), len(ours), worst=worst)
+    own, problems = _own_metric(metric, pairs, ours, theirs)
+    known = [value for value in own if not math.isnan(value)]
+    text = ""
+    if problems:
+        where = next(iter(problems))
+        rest = f"; {len(problems)} of {len(own)} examples have no figure" if len(own) > 1 else ""
+        text = f"your metric, on example {where} of '{model}': {problems[where]}{rest}"
+    return Drift(
+        model, reference, tuple(found), len(ours), float(np.mean(known)) if known else math.nan,
+        int(np.nanargmax(own)) if known else worst, text,
+    )  # fmt: skip
+
+
+def check_kinds(kinds: Mapping[str, Any]) -> None:
+    """Refuses what no output can be.
+
+    Raises:
+        InvalidRequest: naming the output.
+    """
+    for output, kind in kinds.items():
+        if kind not in KINDS:
+            raise InvalidRequest(
+                f"output '{output}' cannot be {kind!r:.80}",
+                hint=f"one of {', '.join(KINDS)}: output_kinds={{'{output}': 'embedding'}}",
+            )
+
+
+def _own_metric(
+    metric: Metric, pairs: Mapping[str, str], ours: Sequence[Arrays], theirs: Sequence[Arrays]
+) -> tuple[list[float], dict[int, str]]:
+    """The figure of each example, nan where there is none; and by place what came instead."""
+    values: list[float] = []
+    problems: dict[int, str] = {}
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        value, problem = math.nan, ""
+        try:
+            given = metric(_for_reading(b), _for_reading({output: a[name] for output, name in pairs.items()}))
+            value, problem = _as_number(given)
+        except Exception as error:  # a person's own code
+            problem = f"it raised {type(error).__name__}: {error}"
+        values.append(value)
+        if problem:
+            problems[place] = problem
+    return values, problems
+
+
+def _for_reading(arrays: Arrays) -> dict[str, NDArray[Any]]:
+    """The same arrays, which cannot be written to: the answers are looked at afterwards, too."""
+    found = {name: array.view() for name, array in arrays.items()}
+    for array in found.values():
+        array.flags.writeable = False
+    return found
+
+
+def _as_number(given: Any) -> tuple[float, str]:
+    """A number (also numpy's and torch's, of one element), or what is wrong with it."""
+    kind = type(given).__name__
+    shape = getattr(given, "shape", ())
+    if isinstance(given, str | bytes) or math.prod(shape) != 1:
+        what = f"shape {list(shape)}" if shape else repr(given)[:60]
+        return math.nan, f"it gave a {kind} ({what}) where one number is wanted"
+    try:
+        value = float(given.item() if shape else given)
+    except (TypeError, ValueError):
+        return math.nan, f"it gave a {kind} ({repr(given)[:60]}) where one number is wanted"
+    return value, "it gave nan" if math.isnan(value) else ""
 
 
 def matched_names(reference: Sequence[str], own: Sequence[str]) -> dict[str, str]:
@@ -204,7 +297,12 @@ def _badness(each: OutputDrift) -> float:
 
 
 def _of_output(
-    output: str, name: str, ours: Sequence[NDArray[Any]], theirs: Sequence[NDArray[Any]], top_k: int
+    output: str,
+    name: str,
+    ours: Sequence[NDArray[Any]],
+    theirs: Sequence[NDArray[Any]],
+    top_k: int,
+    kind: Kind | None,
 ) -> OutputDrift:
     elements = sum(array.size for array in theirs)
     same = [_equal(a, b) for a, b in zip(ours, theirs, strict=True)]
@@ -216,7 +314,10 @@ def _of_output(
     b = [array.astype(np.float64) for array in theirs]
     gaps = [np.abs(_difference(x, y)) for x, y in zip(a, b, strict=True)]
     relative = [_relative(gap, y) for gap, y in zip(gaps, b, strict=True)]
-    first, largest, tau, k = _ranking(a, b, top_k)
+    found, why = kind_of(b, whole=theirs[0].dtype.kind in "iu")
+    found, why = (found, why) if kind is None else (kind, "as you said")
+    ranked = Ranking() if found == "embedding" else ranking(a, b, top_k, order=found == "scores")
+    placed = Placing() if found == "scores" else placing(a, b)
     return OutputDrift(
         output,
         name,
@@ -224,12 +325,18 @@ def _of_output(
         max_abs=float(max(gap.max() for gap in gaps if gap.size)),
         mean_abs=float(sum(gap.sum() for gap in gaps) / elements),
         max_rel=max(relative),
-        k=k,
-        top_1=first,
-        top_k=largest,
-        kendall_tau=tau,
+        k=ranked.k,
+        top_1=ranked.top_1,
+        top_k=ranked.top_k,
+        kendall_tau=ranked.kendall_tau,
         equal=equal,
         worst=int(np.argmax(relative)),
+        kind=found,
+        why=why,
+        cosine=placed.cosine,
+        cosine_min=placed.cosine_min,
+        neighbours=placed.neighbours,
+        vectors=placed.vectors,
     )
 
 
@@ -254,48 +361,3 @@ def _difference(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.fl
 def _relative(gap: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     length, size = float(np.linalg.norm(gap)), float(np.linalg.norm(np.where(np.isfinite(b), b, 0.0)))
     return length / size if size else (0.0 if not length else math.inf)
-
-
-def _ranking(
-    a: Sequence[NDArray[np.float64]], b: Sequence[NDArray[np.float64]], top_k: int
-) -> tuple[float, float, float, int]:
-    """Top 1, top k, Kendall's tau and the k that was taken. Scores one a row are ranked over the rows of a request."""
-    first: list[float] = []
-    shared: list[float] = []
-    taus: list[float] = []
-    k = 0
-    for x, y in zip(a, b, strict=True):
-        width = y.shape[-1] if y.ndim else 1
-        if width == 1:
-            width = y.size
-        if width < 2 or not y.size:
-            continue
-        own, theirs = x.reshape(-1, width), y.reshape(-1, width)
-        k = max(k, min(top_k, width))
-        for row, other in zip(own, theirs, strict=True):
-            mine, wanted = _largest(row, min(top_k, width)), _largest(other, min(top_k, width))
-            first.append(float(row[mine[0]] == row[wanted[0]]))  # equal elements are as good as each other
-            shared.append(len(set(mine) & set(wanted)) / len(wanted))
-            if width <= LARGEST_RANKED:
-                taus.append(kendall_tau(row, other))
-    known = [tau for tau in taus if not math.isnan(tau)]
-    return _mean(first), _mean(shared), _mean(known), k
-
-
-def _largest(row: NDArray[np.float64], k: int) -> list[int]:
-    return [int(at) for at in np.argsort(-row, kind="stable")[:k]]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else math.nan
-
-
-def kendall_tau(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Kendall's tau-b of two vectors of one length: 1 where their elements are in the same order, -1 in the opposite.
-
-    Ties count as Kendall (1945) has it; nan where all elements of one are equal.
-    """
-    up, down = np.triu_indices(len(a), 1)
-    first, second = np.sign(a[up] - a[down]), np.sign(b[up] - b[down])
-    untied = math.sqrt(float(np.count_nonzero(first)) * float(np.count_nonzero(second)))
-    return float((first * second).sum()) / untied if untied else math.nan
