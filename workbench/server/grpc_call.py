@@ -178,7 +178,9 @@ class Call:
             if self._assembler is None and last and data and data[0] == 0 and _is_whole(data):
                 receiver.message(memoryview(data)[FRAMING:])
             elif data:
-                self._feed(data, receiver)
+                if self._assembler is None:
+                    self._assembler = Assembler(self._announced, first_content)
+                self._take(self._assembler.add(data), receiver)
             if last and self.receiver is not None:
                 if self.inside:
                     self.break_off(INTERNAL, "the last message ends too early")
@@ -189,10 +191,28 @@ class Call:
         except Exception as error:  # whatever a handler raises is the answer: the connection and the server stay up
             self.fail(error)
 
-    def _feed(self, data: bytes, receiver: Receiver) -> None:
-        if self._assembler is None:
-            self._assembler = Assembler(self._announced, first_content)
-        for is_packed, message in self._assembler.add(data):
+    @property
+    def missing(self) -> int:
+        """Bytes that are to come of a large message that has begun."""
+        return 0 if self._assembler is None or self.receiver is None else self._assembler.missing
+
+    def place(self) -> memoryview | None:
+        """Where they go, with ``SLACK`` bytes more; None when they are not wanted."""
+        return None if self._assembler is None or self.receiver is None else self._assembler.place()
+
+    def came(self, size: int) -> None:
+        """So many were written there."""
+        assert self._assembler is not None
+        assert self.receiver is not None
+        try:
+            self._take(self._assembler.came(size), self.receiver)
+        except BadMessage as bad:
+            self.break_off(bad.status, bad.text)
+        except Exception as error:  # as in ``feed``
+            self.fail(error)
+
+    def _take(self, messages: list[tuple[bool, memoryview]], receiver: Receiver) -> None:
+        for is_packed, message in messages:
             if self.receiver is None:
                 return
             receiver.message(self._unpacked(message) if is_packed else message)

@@ -16,25 +16,23 @@ from typing import TYPE_CHECKING, Any, cast
 import ngh2
 
 from workbench.protocol.binary import Buffer
+from workbench.server.grpc_answers import HIGH_WATER, Answers
 from workbench.server.grpc_call import Call
-from workbench.server.grpc_flow import FRAME, WHOLE_WINDOW, FlowControl
+from workbench.server.grpc_frames import FRAME, WHOLE_WINDOW
 from workbench.server.grpc_message import (
     CANCELLED,
-    ENCODINGS,
     INTERNAL,
     RESOURCE_EXHAUSTED,
     UNIMPLEMENTED,
     timeout_s,
 )
+from workbench.server.grpc_send import Overflow
 from workbench.server.unread import NOT_READ
 
 if TYPE_CHECKING:
     from workbench.server.grpc_server import GrpcServer
 
 _KNOWN_HEADS = 8
-_CHUNK = 256 * 1024
-_AT_ONCE = 16 * 1024 * 1024  # ngh2 copies less where it is asked for all; of more it is asked for pieces
-_HIGH_WATER = 1024 * 1024
 _TWO_HOURS_S = 7200.0
 _HEADER_LIST = 16 * 1024
 _GOAWAY = b"\0\0\x08\7\0\0\0\0\0\x7f\xff\xff\xff"
@@ -45,35 +43,24 @@ _CONFIGURATION = ngh2.Configuration(
     # calls that clients cancel are resets, too: a thousand at once, then a thousand a second
     stream_reset_rate_limit=(1_000, 1_000),
 )
-_HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ENCODINGS))
-_HEADS = {"": _HEAD, **{name: (*_HEAD, (b"grpc-encoding", name.encode())) for name in ("gzip", "deflate")}}
-_BARE_HEAD = _HEAD[:2]
-_WELL = ((b"grpc-status", b"0"),)
 
 
-class GrpcConnection(FlowControl, asyncio.Protocol):
+class GrpcConnection(Answers, asyncio.BufferedProtocol):
     """One client's connection."""
 
     def __init__(self, server: GrpcServer) -> None:
+        super().__init__()
         self.server = server
         self.loop = server.loop
         self.peer = ""
         self.transport: asyncio.Transport | None = None
         self.calls: dict[int, Call] = {}
         self._h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
-        self._planned = False
-        self._paused = False
+        self._place: memoryview | None = None  # where bytes were read to, if not to what all connections share
         self._deaf = False  # not read for now
-        self._backlogged: set[Call] = set()
-        self._sent = 0  # bytes of answers since the last look at those that wait
-        self._unread = 0  # bytes of answers that waited for the client then
-        self._finishing: list[int] = []  # ended here, while the client may still be sending
         self._began = self._heard = self.loop.time()
         self._greeted = False
         self._pinged = 0.0  # when a ping was sent that is not answered yet
-        self._pings = 0  # sent since the last data
-        self._last_ping = 0.0  # of the client, since it was last sent anything
-        self._strikes = 0
         self._leaving = 0.0  # when it was told to go
         self._inside: dict[int, float] = {}  # calls in the middle of a message: since when nothing has come
         self._known_heads: dict[tuple[tuple[bytes, bytes], ...], dict[bytes, bytes]] = {}  # of accepted calls
@@ -93,7 +80,7 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
-        self.transport.set_write_buffer_limits(high=_HIGH_WATER)
+        self.transport.set_write_buffer_limits(high=HIGH_WATER)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else ""
         limits = self.server.options.limits
@@ -116,6 +103,10 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
         self.server.connections.discard(self)
         self.transport = None
         self._on_event = {}  # else the answers in it would be kept until the collector looks
+        self._place = None
+        self._frames.close()
+        self._out.close()
+        self._admitted.clear()
         self._inside.clear()
         self.server.halves.forget(self)
         self.server.unread.note(self, 0, 0.0, taken=True)
@@ -138,30 +129,41 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
         self._paused = False
         self._flush()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes from the client go."""
+        self._place = self._frames.place()
+        return self.server.scratch if self._place is None else self._place
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Bytes from the client."""
         if self.transport is None:
             return
         self._heard = self.loop.time()
-        h2, handlers = self._h2, self._on_event
+        place, self._place = self._place, None
+        frames = self._frames
+        if not (frames.add(self.server.scratch[:nbytes]) if place is None else frames.read(place, nbytes)):
+            return
+        if self._h2.want_write or self._own or self._admitted or self._out.sendable or self._finishing or self._leaving:
+            self._flush()
+
+    def pass_on(self, data: Buffer) -> bool:
+        """See ``Owner``."""
+        transport, h2 = self.transport, self._h2
+        if transport is None:
+            return False
         try:
             h2.receive_data(data)
         except (ngh2.NGH2Error, MemoryError) as error:  # no HTTP/2, or a flood
-            self._cut_off(error)
-            return
-        for event in h2.events():
-            handler = handlers.get(type(event))
-            if handler is not None:
-                handler(event)
-        if h2.want_write or self._finishing or self._leaving:
-            self._flush()
+            flood = isinstance(error, ngh2.DenialOfServiceError | MemoryError)
+            self._cut_off(ngh2.ErrorCode.ENHANCE_YOUR_CALM if flood else ngh2.ErrorCode.PROTOCOL_ERROR)
+            return False
+        self._handle(h2.events())
+        return True
 
-    def _cut_off(self, error: Exception) -> None:
+    def _cut_off(self, code: int) -> None:
         """Says why in a GOAWAY frame, which a library that has failed no longer does, and closes."""
         transport = self.transport
         assert transport is not None
-        flood = isinstance(error, ngh2.DenialOfServiceError | MemoryError)
-        code = ngh2.ErrorCode.ENHANCE_YOUR_CALM if flood else ngh2.ErrorCode.PROTOCOL_ERROR
         if not self._paused:
             transport.write(_GOAWAY + code.to_bytes(4, "big"))
         if transport.get_write_buffer_size():  # a client that does not read it is not waited for
@@ -248,10 +250,6 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
         if not call.held and not call.waiting:
             self._settle(call)
 
-    def _whole(self, stream_id: int) -> None:
-        if self._inside.pop(stream_id, None) is not None:
-            self.server.halves.count(self, stream_id, 0)
-
     def _trailers(self, event: Any) -> None:
         call = self.calls.get(event.stream_id)
         if call is not None:
@@ -261,6 +259,8 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
         call = self.calls.pop(event.stream_id, None)
         if call is None:
             return
+        self._frames.expected.pop(event.stream_id, None)
+        self._out.drop(event.stream_id)
         self._whole(event.stream_id)
         self._backlogged.discard(call)
         self._settle(call)
@@ -289,124 +289,14 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
 
     def _settings(self, event: Any) -> None:
         self._greeted = True
+        try:
+            self._out.settings(event.settings)
+        except Overflow:
+            self._cut_off(ngh2.ErrorCode.FLOW_CONTROL_ERROR)
 
     def _over(self, event: Any) -> None:
         if self.transport is not None:
             self.transport.close()
-
-    # -- answers ------------------------------------------------------------------------------------------------------
-
-    def send_head(self, call: Call, encoding: str) -> None:
-        """See ``Carrier``."""
-        if call.stream_id in self.calls:
-            with contextlib.suppress(ngh2.NGH2Error):  # reset, which the next events will say
-                self._h2.send_response(call.stream_id, _HEADS[encoding])
-
-    def send_message(self, call: Call, data: Buffer) -> int:
-        """See ``Carrier``."""
-        if call.stream_id not in self.calls:
-            return 0
-        if self._unread and self.server.unread.refuses(self):
-            call.break_off(RESOURCE_EXHAUSTED, NOT_READ)
-            return 0
-        try:
-            self._h2.send_data(call.stream_id, data)
-        except ngh2.NGH2Error:  # reset, which the next events will say
-            return 0
-        self._plan()
-        self._sent += len(data)
-        self._pings = self._strikes = 0
-        self._last_ping = 0.0
-        waiting: int = self._h2.queued_body_size(call.stream_id) if call.limit else 0
-        if waiting > call.limit:
-            self._backlogged.add(call)
-        return waiting
-
-    def send_status(self, call: Call, status: int, text: bytes) -> None:
-        """See ``Carrier``."""
-        if call.stream_id not in self.calls:
-            return
-        trailers = _WELL if not status else ((b"grpc-status", b"%d" % status), *_message(text))
-        try:
-            if call.started:
-                self._h2.send_trailers(call.stream_id, trailers)
-            else:
-                self._h2.send_response(call.stream_id, (*_BARE_HEAD, *trailers), end_stream=True)
-        except ngh2.NGH2Error:
-            return
-        if not call.half_closed:
-            self._finishing.append(call.stream_id)
-        self._plan()
-
-    def _plan(self) -> None:
-        """Has what is to be sent sent at the end of this turn of the loop: answers of a batch go in one piece."""
-        if not self._planned:
-            self._planned = True
-            self.loop.call_soon(self._flush)
-
-    def _is_paused(self) -> bool:
-        return self._paused  # which writing changes
-
-    def _flush(self) -> None:
-        self._planned = False
-        transport, h2 = self.transport, self._h2
-        if transport is None or self._is_paused():
-            self._look_at_unread()
-            return
-        try:
-            if h2.queued_body_size() <= _AT_ONCE:
-                if data := h2.data_to_send():
-                    transport.write(data)
-            else:
-                while data := h2.data_to_send(_CHUNK):
-                    transport.write(data)
-                    if len(data) < _CHUNK or self._is_paused():
-                        break
-            if self._finishing:
-                self._stop_senders()
-        except (ngh2.NGH2Error, MemoryError):
-            transport.abort()
-            return
-        for event in h2.events():
-            handler = self._on_event.get(type(event))
-            if handler is not None:
-                handler(event)
-        if self._sent or self._unread:
-            self._look_at_unread()
-        if self._backlogged:
-            self._look_at_backlogs()
-        if self._leaving and not self.calls:
-            transport.close()
-
-    def _stop_senders(self) -> None:
-        """Tells clients whose calls have ended early that nothing more is wanted of them (RFC 9113, 8.1)."""
-        h2, waiting = self._h2, self._finishing
-        self._finishing = []
-        for stream_id in waiting:
-            if stream_id not in self.calls:
-                continue
-            if h2.queued_body_size(stream_id):
-                self._finishing.append(stream_id)
-            else:
-                h2.reset_stream(stream_id, ngh2.ErrorCode.NO_ERROR)
-                self._plan()
-
-    def _look_at_unread(self) -> None:
-        if self.transport is None:
-            return
-        waiting = self._h2.queued_body_size() + self.transport.get_write_buffer_size()
-        if waiting or self._unread:
-            taken = waiting < self._unread + self._sent
-            self.server.unread.note(self, waiting, self.loop.time(), taken=taken)
-        self._sent, self._unread = 0, waiting
-
-    def _look_at_backlogs(self) -> None:
-        for call in tuple(self._backlogged):
-            if self._h2.queued_body_size(call.stream_id) <= call.limit // 2:
-                self._backlogged.discard(call)
-                call.backlogged = False
-                if call.receiver is not None:
-                    call.receiver.drained()
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -470,7 +360,3 @@ class GrpcConnection(FlowControl, asyncio.Protocol):
         self._flush()
         if self.transport is not None:
             self.transport.close()
-
-
-def _message(text: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    return ((b"grpc-message", text),) if text else ()

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import ngh2
 
+from workbench.protocol.binary import Buffer
 from workbench.server.grpc_call import Call
+from workbench.server.grpc_frames import FRAME, WHOLE_WINDOW, Frames, window_update
+from workbench.server.grpc_send import Flood, Outgoing, Overflow
 
 if TYPE_CHECKING:
     from workbench.server.grpc_server import GrpcServer
 
-WHOLE_WINDOW = 2**31 - 1
-"""The largest window that there is."""
-
-FRAME = 64 * 1024
-"""The largest frame that is taken, in bytes."""
+_TELL_FROM = 1024 * 1024  # bytes past libnghttp2 until the client is told that it may send as many more on all streams
 
 
 class FlowControl(ABC):
@@ -26,6 +25,28 @@ class FlowControl(ABC):
     server: GrpcServer
     calls: dict[int, Call]
     _h2: Any
+    _frames: Frames
+    _inside: dict[int, float]
+    _heard: float
+
+    def __init__(self) -> None:
+        self._frames = Frames(self)
+        self._out = Outgoing()
+        self._admitted: list[Call] = []  # have been granted the memory for a large message
+        self._own = bytearray()  # frames of our own that are to be sent
+        self._past = 0  # bytes that were taken past libnghttp2
+
+    @abstractmethod
+    def hold_reading(self) -> None:
+        """See ``Reader``."""
+
+    @abstractmethod
+    def read_on(self) -> None:
+        """See ``Reader``."""
+
+    @abstractmethod
+    def pass_on(self, data: Buffer) -> bool:
+        """See ``Owner``."""
 
     @abstractmethod
     def _plan(self) -> None:
@@ -78,7 +99,11 @@ class FlowControl(ABC):
     def _granted(self, call: Call, size: int) -> None:
         if call.stream_id not in self.calls:
             return
-        self._widen(call, size + FRAME)  # the whole message at once, not a window at a time
+        # The whole message at once, not a window at a time. libnghttp2 checks what is sent against a content-length.
+        if b"content-length" in call.headers:
+            self._widen(call, size + FRAME)
+        else:
+            self._admitted.append(call)
         if not call.held:
             self._settle(call)
         self._plan()
@@ -87,6 +112,56 @@ class FlowControl(ABC):
         call.widened = size > self.server.options.limits.window
         with contextlib.suppress(ngh2.NGH2Error):
             self._h2.set_local_window_size(min(size, WHOLE_WINDOW), stream_id=call.stream_id)
+
+    def _expect(self) -> None:
+        """Has what is to come of large messages sent. Not while events of libnghttp2 wait to be handled."""
+        admitted, self._admitted = self._admitted, []
+        for call in admitted:
+            missing = min(call.missing, WHOLE_WINDOW - self.server.options.limits.window)
+            if call.stream_id in self.calls and (past := self._frames.expect(call.stream_id, call, missing)):
+                self._own += window_update(call.stream_id, past)
+
+    def came(self, stream_id: int, size: int) -> None:
+        """See ``Owner``."""
+        self.credit(0, size)
+        call = self.calls.get(stream_id)
+        if call is None or call.receiver is None:
+            return
+        self._inside[stream_id] = self._heard
+        call.came(size)
+        if not call.inside:
+            self._whole(stream_id)
+
+    @abstractmethod
+    def _cut_off(self, code: int) -> None:
+        """Ends the connection, and says why."""
+
+    def grow(self, stream_id: int, size: int) -> bool | None:
+        """See ``Owner``: libnghttp2 hears of what is no use, or concerns none of the calls."""
+        if not size or (stream_id and stream_id not in self.calls):
+            return None
+        try:
+            self._out.grow(stream_id, size)
+        except Overflow:
+            self._cut_off(ngh2.ErrorCode.FLOW_CONTROL_ERROR)
+            return False
+        except Flood:
+            self._cut_off(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
+            return False
+        return True
+
+    def credit(self, stream_id: int, size: int) -> None:
+        """See ``Owner``; 0: on all streams."""
+        if stream_id:
+            self._own += window_update(stream_id, size)
+        self._past += size
+        if self._past >= _TELL_FROM:
+            self._own += window_update(0, self._past)
+            self._past = 0
+
+    def _whole(self, stream_id: int) -> None:
+        if self._inside.pop(stream_id, None) is not None:
+            self.server.halves.count(self, stream_id, 0)
 
     def _release(self, call: Call) -> None:
         if call.reserved or call.waiting:

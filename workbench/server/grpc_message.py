@@ -28,6 +28,8 @@ _PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
 _WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 LARGE = 64 * 1024
 """Parts of messages from here on, bytes, are not copied where that can be."""
+SLACK = 16
+"""Bytes behind the place of a large message that may be written over."""
 ENCODINGS = b"identity, deflate, gzip"
 """What ``grpc-accept-encoding`` says of this server, and the ``grpc-encoding`` values that it takes."""
 
@@ -183,6 +185,20 @@ class Assembler:
         """Whether a message has begun and not ended."""
         return self._have > 0
 
+    @property
+    def missing(self) -> int:
+        """Bytes that are to come of a large message that has begun; 0 for any other."""
+        return 0 if self._large is None else self._need - self._have
+
+    def place(self) -> memoryview | None:
+        """Where the rest of a large message goes, and ``SLACK`` bytes more; None where there is no such message."""
+        return None if self._large is None else self._large[self._have :]
+
+    def came(self, size: int) -> list[tuple[bool, memoryview]]:
+        """``size`` bytes were written where ``place`` says; gives the message if it is whole now, as ``add``."""
+        self._have += size
+        return [self._end()] if self._have == self._need else []
+
     def add(self, data: bytes) -> list[tuple[bool, memoryview]]:
         """The messages that a piece completes: whether each is packed, and its bytes.
 
@@ -208,9 +224,11 @@ class Assembler:
 
     def _end(self) -> tuple[bool, memoryview]:
         parts, large = self._parts, self._large
-        whole = large if large is not None else memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        joined = (
+            large[: self._need] if large is not None else memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        )
         self._parts, self._large, self._have, self._need = [], None, 0, 0
-        return whole[0] == 1, whole[FRAMING:]
+        return joined[0] == 1, joined[FRAMING:]
 
     def _begin(self, data: bytes) -> bool:
         head = b"".join((*self._parts, data[:FRAMING]))[:FRAMING]
@@ -228,7 +246,7 @@ class Assembler:
             if size >= LARGE:
                 before = b"".join(self._parts)
                 # its pages are taken as they are written: what a client only announces costs nothing
-                self._large = aligned(self._need, FRAMING + self._content_at((before + data)[FRAMING:]))
+                self._large = aligned(self._need + SLACK, FRAMING + self._content_at((before + data)[FRAMING:]))
                 self._large[: self._have] = before
                 self._parts = []
             self._announce(self._need)

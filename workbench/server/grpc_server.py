@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from workbench.server.budget import Budget, HalfSent
+from workbench.server.grpc_answers import Answers
 from workbench.server.grpc_call import Call, Hold, Opener
 from workbench.server.grpc_connection import GrpcConnection
 from workbench.server.grpc_message import UNIMPLEMENTED
@@ -14,6 +15,7 @@ from workbench.server.guard import HostGuard
 from workbench.server.listener import Listener
 from workbench.server.unread import Unread
 
+_SCRATCH = 256 * 1024  # as much at a time as uvloop reads for others
 _CONTENT_TYPES = (b"application/grpc", b"application/grpc+", b"application/grpc;")
 
 
@@ -58,8 +60,10 @@ class GrpcServer(Listener[GrpcConnection]):
         self, methods: Mapping[bytes, Opener], loop: asyncio.AbstractEventLoop, options: GrpcOptions, guard: HostGuard
     ) -> None:
         self.options = options
+        self.scratch = memoryview(bytearray(_SCRATCH))
+        """Where all connections read to, one after the other."""
         self.memory = MessageMemory(options.limits.memory)
-        self.unread: Unread[GrpcConnection] = Unread(options.limits.memory)
+        self.unread: Unread[Answers] = Unread(options.limits.memory)
         self.halves = HalfSent(options.limits.memory)
         self._methods = methods
         self._guard = guard

@@ -127,7 +127,7 @@ class Listener(Generic[C]):
 
     async def open_port(
         self,
-        connect: Callable[[], asyncio.Protocol],
+        connect: Callable[[], asyncio.BaseProtocol],
         address: str,
         port: int,
         *,
@@ -160,7 +160,7 @@ class Listener(Generic[C]):
             if now - since > self._handshake_s:
                 del self._coming[protocol]
 
-    def _take(self, connect: Callable[[], asyncio.Protocol]) -> asyncio.BaseProtocol:
+    def _take(self, connect: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
         """Makes a connection, or what turns one away."""
         coming, now = self._coming, self.loop.time()
         if len(self.connections) + len(coming) >= self.limit:

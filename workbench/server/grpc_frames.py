@@ -1,0 +1,273 @@
+"""Where frames of HTTP/2 begin, and DATA frames of large messages, which go straight to their place.
+
+libnghttp2's binding hands each DATA frame out as an object of its own. Of a message that has been granted its memory
+the connection reads the rest without it: what belongs to the message is written where it is put together (from the
+socket itself, where it can be), and libnghttp2 is not told of it. Its windows stay true: the client has been given just
+as much more to send, by a WINDOW_UPDATE of our own, as is taken past it. Everything else, and whatever is odd, goes to
+libnghttp2 as it came; it sees the end of a stream as an empty frame.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from workbench.protocol.binary import Buffer
+
+WHOLE_WINDOW = 2**31 - 1
+"""The largest window that there is."""
+
+FRAME = 64 * 1024
+"""The largest frame that is taken, in bytes."""
+
+HEAD = 9
+"""Bytes before each frame's payload: its length, kind and flags, and its stream."""
+
+_PREFACE = 24
+_UPDATE = 4  # bytes of a WINDOW_UPDATE
+_DATA = 0
+_WINDOW_UPDATE = 8
+_BLOCKS = (1, 5, 9)  # HEADERS, PUSH_PROMISE, CONTINUATION
+_END_STREAM, _END_HEADERS, _PADDED = 1, 4, 8
+_BY_SOCKET = 4096  # less is read together with what follows
+
+
+def window_update(stream_id: int, size: int) -> bytes:
+    """The frame that lets a client send ``size`` bytes more on a stream, or (0) on all together."""
+    return b"\0\0\4\10\0" + stream_id.to_bytes(4, "big") + size.to_bytes(4, "big")
+
+
+def data_head(stream_id: int, size: int, flags: int = 0) -> bytes:
+    """What precedes ``size`` bytes of DATA."""
+    return size.to_bytes(3, "big") + bytes((_DATA, flags)) + stream_id.to_bytes(4, "big")
+
+
+def _stream(head: bytes) -> int:
+    return int.from_bytes(head[5:HEAD], "big") & 0x7FFFFFFF
+
+
+class Taker(Protocol):
+    """Whose message it is."""
+
+    def place(self) -> memoryview | None:
+        """Where the rest of the message goes, with room for ``HEAD`` bytes more; None when it is not wanted now."""
+
+
+class Owner(Protocol):
+    """The connection."""
+
+    def pass_on(self, data: Buffer) -> bool:
+        """Gives bytes to libnghttp2 and handles what it says of them; False when the connection is over."""
+
+    def came(self, stream_id: int, size: int) -> None:
+        """So many bytes of the message on a stream are in their place, or dropped where there is none."""
+
+    def grow(self, stream_id: int, size: int) -> bool | None:
+        """The client takes so many bytes more, on a stream or (0) in all.
+
+        None when libnghttp2 has to be told instead, False when the connection is over.
+        """
+
+    def credit(self, stream_id: int, size: int) -> None:
+        """The client may send so many bytes more on a stream: as much padding was skipped."""
+
+
+class Expected:
+    """What of a message is still to be taken past libnghttp2, and whose it is."""
+
+    __slots__ = ("left", "stream_id", "taker")
+
+    def __init__(self, stream_id: int, taker: Taker, left: int) -> None:
+        self.stream_id = stream_id
+        self.taker = taker
+        self.left = left
+
+
+class Frames:
+    """Cuts what a client sends into what libnghttp2 gets and what belongs to messages that are expected."""
+
+    __slots__ = ("_direct", "_end", "_head", "_in_block", "_left", "_owner", "_stream", "_tail", "_total", "expected")
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner: Owner | None = owner
+        self.expected: dict[int, Expected] = {}
+        self._left = _PREFACE  # to come of the payload of the frame that has begun
+        self._head = b""  # the beginning of a frame that nobody has been given yet
+        self._in_block = False  # only CONTINUATION may follow
+        self._stream = 0  # of the frame that has begun, if it is DATA that libnghttp2 has, and how long it is
+        self._total = 0
+        self._direct: Expected | None = None  # the message that the frame that has begun belongs to
+        self._tail = 0  # bytes of that frame behind those of the message
+        self._end = 0  # its END_STREAM flag
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._owner = self._direct = None
+        self.expected.clear()
+
+    def expect(self, stream_id: int, taker: Taker, missing: int) -> int:
+        """A message whose last ``missing`` bytes are not here; gives how many of them will go past libnghttp2.
+
+        So many the client is to be allowed beyond its window. 0: libnghttp2 will have them all.
+        """
+        under_way = self._total if self._left and self._stream == stream_id else 0  # handed out when it is whole
+        left = missing - under_way
+        if left <= 0:
+            return 0
+        self.expected[stream_id] = Expected(stream_id, taker, left)
+        return left
+
+    def place(self) -> memoryview | None:
+        """Where the next bytes from the socket can go, if they belong to a message: then ``read`` is told of them."""
+        direct, left = self._direct, self._left
+        if direct is None or left < _BY_SOCKET:
+            return None
+        place = direct.taker.place()
+        return None if place is None else place[: left + HEAD]  # the next frame's head will be written over
+
+    def read(self, place: memoryview, size: int) -> bool:
+        """``size`` bytes were written where ``place`` said; False when the connection is over."""
+        mine = min(size, self._left)
+        behind = bytes(place[mine:size])
+        return self._took(mine) and (not behind or self._cut(memoryview(behind)))
+
+    def add(self, data: Buffer) -> bool:
+        """Bytes from the socket; False when the connection is over."""
+        if self._head:
+            data, self._head = b"".join((self._head, data)), b""
+        if self.expected or self._direct is not None:
+            return self._cut(memoryview(data))
+        plain = self._follow(data)
+        return self._cut(memoryview(data)) if plain is None else self._pass_on(plain)
+
+    def _pass_on(self, data: Buffer) -> bool:
+        return self._owner is not None and self._owner.pass_on(data)
+
+    def _follow(self, data: Buffer) -> Buffer | None:
+        """Finds where the last frame begins; gives what goes to libnghttp2: all but a part of a frame's head.
+
+        None where there is something to be cut out.
+        """
+        size, position, begin = len(data), self._left, -1
+        while position + HEAD <= size:
+            begin = position
+            if data[position + 3] == _WINDOW_UPDATE:
+                return None
+            position += HEAD + (data[position] << 16 | data[position + 1] << 8 | data[position + 2])
+        if begin >= 0:
+            self._note(bytes(data[begin : begin + HEAD]))
+        if position >= size:
+            self._left = position - size
+            return data
+        self._left, self._head = 0, bytes(data[position:])
+        return data[:position]
+
+    def _note(self, head: bytes) -> None:
+        kind = head[3]
+        self._stream = _stream(head) if kind == _DATA else 0
+        self._total = int.from_bytes(head[:3], "big")
+        self._in_block = kind in _BLOCKS and not head[4] & _END_HEADERS
+
+    def _cut(self, data: memoryview) -> bool:
+        """As ``add``, frame by frame."""
+        size = len(data)
+        position = run = 0  # what is from ``run`` on goes to libnghttp2
+        told = False  # the WINDOW_UPDATE that is here goes there, too
+        while position < size:
+            if self._left:
+                piece = min(self._left, size - position)
+                position += piece
+                if self._direct is None:
+                    self._left -= piece
+                    continue
+                place = self._direct.taker.place()
+                if place is not None:
+                    place[:piece] = data[position - piece : position]
+                run = position
+                if not self._took(piece):
+                    return False
+                continue
+            head = bytes(data[position : position + HEAD])
+            if len(head) < HEAD:
+                break
+            length = int.from_bytes(head[:3], "big")
+            is_update = head[3] == _WINDOW_UPDATE and length == _UPDATE and not self._in_block and not told
+            expected = None if is_update else self._of(head, length)
+            if expected is None and not is_update:
+                told = False
+                self._note(head)
+                self._left = length
+                position += HEAD
+                continue
+            if run < position:  # it may end the call, and is heard first
+                if not self._pass_on(data[run:position]):
+                    return False
+                run = position
+                continue
+            if expected is None:
+                end = position + HEAD + _UPDATE
+                if end > size:
+                    break
+                grown = self._grow(_stream(head), data[position + HEAD : end])
+                if grown is False:
+                    return False
+                if grown:
+                    position = run = end
+                else:
+                    told = True
+                continue
+            if head[4] & _PADDED:
+                end = position + HEAD + length
+                if end > size:
+                    break
+                if not self._padded(expected.stream_id, head[4] & _END_STREAM, data[position + HEAD : end]):
+                    return False
+                position = run = end
+                continue
+            position += HEAD
+            run = position
+            self._direct, self._end, self._stream = expected, head[4] & _END_STREAM, 0
+            self._left = min(length, expected.left)
+            self._tail = length - self._left
+        self._head = bytes(data[position:])
+        return run == position or self._pass_on(data[run:position])
+
+    def _of(self, head: bytes, length: int) -> Expected | None:
+        """The message that a frame belongs to; None where libnghttp2 has to see it."""
+        if head[3] != _DATA or self._in_block or not 0 < length <= FRAME:
+            return None
+        return self.expected.get(_stream(head))
+
+    def _grow(self, stream_id: int, payload: memoryview) -> bool | None:
+        size = int.from_bytes(payload, "big") & WHOLE_WINDOW
+        return self._owner.grow(stream_id, size) if self._owner is not None else False
+
+    def _padded(self, stream_id: int, end: int, payload: memoryview) -> bool:
+        """Takes a padded frame as one without padding."""
+        padding, size = payload[0] + 1, len(payload)
+        if padding > size:  # which libnghttp2 complains of
+            return self._pass_on(data_head(stream_id, size, end | _PADDED) + bytes(payload))
+        if self._owner is not None:
+            self._owner.credit(stream_id, padding)
+        size -= padding
+        return self._cut(memoryview(data_head(stream_id, size, end) + bytes(payload[1 : 1 + size])))
+
+    def _took(self, size: int) -> bool:
+        """So many bytes of a message have been taken; False when the connection is over."""
+        direct = self._direct
+        assert direct is not None
+        self._left -= size
+        direct.left -= size
+        if not direct.left and self.expected.get(direct.stream_id) is direct:
+            del self.expected[direct.stream_id]
+        if self._owner is not None:
+            self._owner.came(direct.stream_id, size)
+        if self._left:
+            return True
+        self._direct = None
+        if not self._tail and not self._end:
+            return True
+        # libnghttp2 is given what is behind as a frame of its own, and an empty one for the end of a stream
+        head = data_head(direct.stream_id, self._tail, self._end)
+        self._note(head)
+        self._left, self._tail = self._tail, 0
+        return self._pass_on(head)

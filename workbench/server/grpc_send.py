@@ -1,0 +1,204 @@
+"""DATA frames that the server sends, within the client's windows: answers are not copied.
+
+libnghttp2 frames and compresses headers and trailers, and would copy what it frames three times; so it is told of no
+DATA, and of no WINDOW_UPDATE either, for its windows would only ever grow. (RFC 9113, 5.2 and 6.9.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import ngh2
+
+from workbench.protocol.binary import Buffer
+from workbench.server.grpc_frames import WHOLE_WINDOW, data_head
+
+_FIRST_WINDOW = 65_535  # until the client says otherwise
+_LEAST_FRAME = 16_384
+_FRAME = 256 * 1024  # no larger frames, that calls take turns
+_IDLE_UPDATES = 10_000
+
+Trailers = tuple[tuple[bytes, bytes], ...]
+
+
+class Flood(Exception):
+    """The client has sent so many WINDOW_UPDATE frames for nothing that it must mean harm."""
+
+
+class Overflow(Exception):
+    """The client has opened a window beyond the largest there is: a connection error."""
+
+
+class Ready(NamedTuple):
+    """What can be sent now: frames, their bytes without their heads, and streams that end behind them."""
+
+    parts: list[Buffer]
+    size: int
+    ended: list[tuple[int, Trailers]]
+
+
+class _Outlet:
+    """Of one stream: its window, what waits, and what ends it then."""
+
+    __slots__ = ("pieces", "queued", "ready", "stream_id", "trailers", "window")
+
+    def __init__(self, stream_id: int, window: int) -> None:
+        self.stream_id = stream_id
+        self.window = window
+        self.pieces: deque[Buffer] = deque()
+        self.queued = 0
+        self.ready = False
+        self.trailers: Trailers | None = None
+
+
+class Outgoing:
+    """The answers of a connection's calls that wait to be sent. ``queued`` are their bytes."""
+
+    def __init__(self) -> None:
+        self.queued = 0
+        self._window = self._initial = _FIRST_WINDOW
+        self._frame = _LEAST_FRAME
+        self._outlets: dict[int, _Outlet] = {}
+        self._ready: deque[_Outlet] = deque()  # have something to send and a window
+        self._idle_updates = 0  # WINDOW_UPDATE frames since the last answer
+
+    # -- windows ------------------------------------------------------------------------------------------------------
+
+    def settings(self, changed: Mapping[int, int]) -> None:
+        """The client has said how large windows are at first, and its frames.
+
+        Raises:
+            Overflow: a window is too large now.
+        """
+        self._frame = min(changed.get(ngh2.Setting.MAX_FRAME_SIZE, self._frame), _FRAME)
+        initial = changed.get(ngh2.Setting.INITIAL_WINDOW_SIZE, self._initial)
+        more, self._initial = initial - self._initial, initial
+        if more:
+            for outlet in tuple(self._outlets.values()):
+                outlet.window += more
+                if outlet.window > WHOLE_WINDOW:
+                    raise Overflow
+                self._wake(outlet)
+
+    def grow(self, stream_id: int, size: int) -> None:
+        """The client takes so many bytes more on a stream, or (0) on all together.
+
+        Raises:
+            Overflow: that is too many.
+            Flood: it says so over and over.
+        """
+        self._idle_updates += 1
+        if self._idle_updates > _IDLE_UPDATES:
+            raise Flood
+        if not stream_id:
+            self._window += size
+            if self._window > WHOLE_WINDOW:
+                raise Overflow
+            return
+        outlet = self._outlet(stream_id)
+        outlet.window += size
+        if outlet.window > WHOLE_WINDOW:
+            raise Overflow
+        self._wake(outlet)
+
+    def _outlet(self, stream_id: int) -> _Outlet:
+        outlet = self._outlets.get(stream_id)
+        if outlet is None:
+            outlet = self._outlets[stream_id] = _Outlet(stream_id, self._initial)
+        return outlet
+
+    def _wake(self, outlet: _Outlet) -> None:
+        if outlet.pieces and not outlet.ready and outlet.window > 0:
+            outlet.ready = True
+            self._ready.append(outlet)
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def add(self, stream_id: int, data: Buffer) -> int:
+        """Bytes to send on a stream; gives how many now wait there."""
+        outlet = self._outlet(stream_id)
+        size = len(data)
+        outlet.pieces.append(data)
+        outlet.queued += size
+        self.queued += size
+        self._wake(outlet)
+        return outlet.queued
+
+    def end(self, stream_id: int, trailers: Trailers) -> bool:
+        """Ends a stream with trailers once all has been sent; False where nothing waits, and they can go at once."""
+        self._idle_updates = 0
+        outlet = self._outlets.get(stream_id)
+        if outlet is None or not outlet.pieces:
+            return False
+        outlet.trailers = trailers
+        return True
+
+    def waiting(self, stream_id: int) -> int:
+        """Bytes that wait on a stream."""
+        outlet = self._outlets.get(stream_id)
+        return 0 if outlet is None else outlet.queued
+
+    def drop(self, stream_id: int) -> None:
+        """The stream is over: what waits is not sent."""
+        outlet = self._outlets.pop(stream_id, None)
+        if outlet is not None:
+            self.queued -= outlet.queued
+            outlet.pieces.clear()  # where it stands among those that are ready it is passed over
+            outlet.queued = 0
+            outlet.trailers = None
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._outlets.clear()
+        self._ready.clear()
+        self.queued = 0
+
+    @property
+    def sendable(self) -> bool:
+        """Whether something can be sent now."""
+        return bool(self._ready) and self._window > 0
+
+    def take(self, most: int) -> Ready:
+        """About ``most`` bytes of what can be sent now, the calls in turn."""
+        parts: list[Buffer] = []
+        ended: list[tuple[int, Trailers]] = []
+        size, ready = 0, self._ready
+        while ready and self._window > 0 and size < most:
+            outlet = ready.popleft()
+            size += self._frames_of(outlet, parts, most - size)
+            if outlet.pieces and outlet.window > 0:
+                ready.append(outlet)
+                continue
+            outlet.ready = False
+            if outlet.trailers is not None and not outlet.pieces:
+                ended.append((outlet.stream_id, outlet.trailers))
+                outlet.trailers = None
+        if size:
+            self._idle_updates = 0
+            self.queued -= size
+        return Ready(parts, size, ended)
+
+    def _frames_of(self, outlet: _Outlet, parts: list[Buffer], most: int) -> int:
+        """A turn of one stream: all its small pieces, or one part of a large one."""
+        pieces, sent = outlet.pieces, 0
+        while pieces and sent < most:
+            room = min(outlet.window, self._window, self._frame)
+            if room <= 0:
+                break
+            piece = pieces[0]
+            size = len(piece)
+            if size > room:
+                view = memoryview(piece)
+                piece, pieces[0], size = view[:room], view[room:], room
+            else:
+                pieces.popleft()
+            parts += (data_head(outlet.stream_id, size), piece)
+            outlet.window -= size
+            self._window -= size
+            sent += size
+            if size == room:
+                break
+        outlet.queued -= sent
+        return sent
