@@ -59,10 +59,20 @@ def test_overwritten_rows_are_counted_as_lost() -> None:
     ring = RecordRing(4)
     for n in range(10):
         add(ring, n)
+        ring.add_batch(n, "m", 1, "i", 1, 1, "full", n, n)
     columns = ring.read()
-    kept = columns.requests["rows"].tolist()
-    assert kept == [6, 7, 8, 9]
-    assert columns.lost == 6
+    assert columns.requests["rows"].tolist() == columns.batches["batch_seq"].tolist() == [6, 7, 8, 9]
+    assert columns.lost == 12
+    before = columns.last_seq
+    for n in range(10, 17):
+        add(ring, n)
+    assert ring.read(before).requests["rows"].tolist() == list(range(10, 17))
+    assert ring.read(before).lost == 0
+    for n in range(17, 50):
+        add(ring, n)
+    assert ring.read(before).requests["rows"].tolist() == list(range(42, 50))
+    assert ring.read(before).lost == 32
+    assert ring.last_seq == 59
 
 
 def test_a_cursor_of_an_earlier_life_reads_everything() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import Cancelled, InstanceDied
 from workbench.protocol.tensors import InferenceResponse
+from workbench.records.columns import MAX_ERROR, MAX_ID, Row, shortened
 
 if TYPE_CHECKING:
     from workbench.engine.execution import Run
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 
 def write_batch(run: Run) -> None:
     """A batch has left its instance."""
-    model, batch = run.model, run.batch
-    model.core.records.add_batch(
-        batch.seq, model.name, run.epoch, run.slot.label, batch.rows, len(batch.items), batch.reason,
-        batch.acquired, run.execution.compute_end,
-    )  # fmt: skip
+    model, batch, execution = run.model, run.batch, run.execution
+    records = model.core.records
+    if records.writing:
+        number = records.draw()
+        run.record = records.rows[number % records.size] = (
+            number, batch.seq, model.name, model.version, run.epoch, run.slot.label, batch.rows, len(batch.items),
+            batch.reason, batch.acquired, execution.compute_end, execution.compute_start, execution.input_end,
+            execution.output_start, execution.compute_end,
+        )  # fmt: skip
     model.statistics.left(batch.rows, batch.reason)
 
 
@@ -37,16 +42,11 @@ def write_request(model: ModelVersion, ticket: Ticket, now: int) -> None:
     failed = ticket.failed
     total = now - ticket.arrival
     status, text = "ok", ""
-    if run is None:
-        start = input_end = output_start = compute_end = 0
-        batch_seq, instance, epoch = -1, "", ticket.epoch
-    else:
-        execution = run.execution
-        start, input_end = execution.compute_start, execution.input_end
-        output_start, compute_end = execution.output_start, execution.compute_end
-        batch_seq, instance, epoch = run.batch.seq, run.slot.label, run.epoch
     if failed is None:
-        durations = (0, 0, 0) if run is None else run.durations()
+        if run is None:
+            start, durations = 0, (0, 0, 0)
+        else:
+            start, durations = run.execution.compute_start, run.durations()
         ticket.durations = durations
         model.statistics.success(ticket.rows, total, start - ticket.queue_start, durations)
     else:
@@ -54,14 +54,30 @@ def write_request(model: ModelVersion, ticket: Ticket, now: int) -> None:
         assert error is not None
         # whatever a model answers with is the backend's failure, except a cancellation
         status = error.reason if run is None or isinstance(error, Cancelled) else "BACKEND"
-        text = error.message
+        text = shortened(error.message, MAX_ERROR)
         model.statistics.failure(status, total)
-    core.records.add_request(
-        model.name, model.version, epoch, request.id, request.client, request.parent_seq, request.priority,
-        ticket.rows, "" if ticket.shape_key is None else ticket.shape_key, ticket.arrival, ticket.queue_start, start,
-        input_end, output_start, compute_end, now, batch_seq, instance, status, text, ticket.id,
-    )  # fmt: skip
+    records = core.records
+    if records.writing:
+        name = request.id
+        number = records.draw()
+        records.rows[number % records.size] = (
+            number, _batch_row(model, ticket) if run is None or run.record is None else run.record, ticket.id,
+            shortened(name, MAX_ID) if name else name, request.client, request.parent_seq, request.priority,
+            ticket.rows, ticket.shape_key, ticket.arrival, ticket.queue_start, now, status, text,
+        )  # fmt: skip
     core.captured.offer(request, model.version, ticket.epoch, ticket.id, total, status)
+
+
+def _batch_row(model: ModelVersion, ticket: Ticket) -> Row:
+    """What stands for the batch of a request that was in none, or whose batch has not ended."""
+    run = ticket.run
+    if run is None:
+        return (-1, -1, model.name, model.version, ticket.epoch, "", 0, 0, "", 0, 0, 0, 0, 0, 0)
+    execution = run.execution
+    return (
+        -1, run.batch.seq, model.name, model.version, run.epoch, run.slot.label, 0, 0, "", 0, 0,
+        execution.compute_start, execution.input_end, execution.output_start, execution.compute_end,
+    )  # fmt: skip
 
 
 def finish_response(model: ModelVersion, ticket: Ticket, response: InferenceResponse) -> None:

@@ -18,6 +18,7 @@ from workbench.scheduling.interface import Batch
 
 if TYPE_CHECKING:
     from workbench.engine.model import ModelVersion
+    from workbench.records.columns import Row
 
 
 class Run:
@@ -34,6 +35,7 @@ class Run:
         "finals",
         "finished",
         "model",
+        "record",
         "slot",
         "tickets",
         "took",
@@ -59,6 +61,7 @@ class Run:
         self.finished = False
         self.error: WorkbenchError | None = None
         self.took: tuple[int, int, int] | None = None  # its durations, once it is over
+        self.record: Row | None = None  # its row in the records, once it is written
         self.execution = Execution(
             [ticket.request for ticket in tickets] if requests is None else requests,
             self.respond,

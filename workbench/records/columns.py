@@ -1,18 +1,16 @@
 """Request and batch records as columns: the ring that the engine writes, and their form on the wire.
 
 Times are nanoseconds of ``CLOCK_MONOTONIC``; a stamp that a request never reached (it was rejected, say) is 0.
-Writing is what every request pays for, so it is one tuple and two numbers drawn, without a lock; making columns of the
-tuples is left to who reads them. Each row carries its number: a reader sees by it which rows have been overwritten
-meanwhile and which are still being written.
+Writing is what every request pays for, so it is a number drawn and one tuple, without a lock; what the requests of a
+batch have in common is written once, and making columns of the tuples is left to who reads them. Each row carries its
+number: a reader sees by it which rows have been overwritten meanwhile and which are still being written.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,92 +92,55 @@ class RecordColumns:
 
 
 Row = tuple[Any, ...]
-"""A row's cursor, its number in its table, and its columns in their order."""
+"""A row of a ring: its number, then what it says. A batch, or what stands for one, has ``_BATCH_ROW``; a request has
+the row of its batch in the second place and then ``_REQUEST_ROW``: requests of a batch have its part in common."""
 
-_NEVER: Row = (-1, -1)
+_BATCH_ROW = (
+    "batch_seq", "model", "version", "epoch", "instance", "rows", "requests", "reason", "acquired", "done",
+    "compute_start", "compute_input_end", "compute_output_start", "compute_end",
+)  # fmt: skip
+_REQUEST_ROW = (
+    "seq", "request_id", "client", "parent_seq", "priority", "rows", "shape_key", "arrival", "queue_start", "end",
+    "status", "error",
+)  # fmt: skip
+
+_NEVER: Row = (-1,)
 _CHUNK = 1024
 """Rows that become columns at once: more would keep the interpreter from other threads for longer."""
+
+_IN_FLIGHT = 64
+"""Threads that may have drawn a number and not yet written its row: so far a look goes past a row that is not there."""
 
 _TRIES, _TRY_S = 10, 0.0005
 _GIVE_UP_NS = 1_000_000_000
 
 
-class _Table:
-    """A ring of rows. Any thread adds, any reads.
+def _as_columns(columns: Mapping[str, str], chunks: Sequence[Mapping[str, Sequence[Any]]]) -> Columns:
+    """Rows that have been turned into lists by name, as arrays."""
+    out: Columns = {}
+    for name, kind in columns.items():
+        make = _text_array if kind == "str" else _int_array
+        arrays = [make(chunk[name]) for chunk in chunks]
+        out[name] = np.concatenate(arrays) if arrays else make(())
+    return out
 
-    ``draw`` gives a row its number and its cursor. Both come from one call of a built-in, which no other thread can
-    interrupt: so rows have their cursors in the order of their numbers.
-    """
 
-    def __init__(self, columns: Mapping[str, str], capacity: int, cursors: Iterator[int]) -> None:
-        self.columns = columns
-        self.capacity = capacity
-        self.draw = zip(count(), cursors, strict=False).__next__
-        self.rows: list[Row] = [_NEVER] * capacity
-        self.count = 0
-        """About how many rows were ever written: threads that write at once may set it in any order."""
+def _by_name(names: Sequence[str], rows: Sequence[Row], begin: int) -> dict[str, Sequence[Any]]:
+    return dict(zip(names, list(zip(*rows, strict=True))[begin:], strict=True))
 
-    def end(self) -> int:
-        """The number of the row after the newest."""
-        end = self.count
-        while (number := self.rows[end % self.capacity][1]) >= end:
-            end = number + 1
-        return end
 
-    @property
-    def newest(self) -> int:
-        """The cursor of the newest row; -1 where there is none."""
-        end = self.end()
-        return int(self.rows[(end - 1) % self.capacity][0]) if end else -1
+def _request_columns(rows: list[Row]) -> Columns:
+    pieces = [rows[at : at + _CHUNK] for at in range(0, len(rows), _CHUNK)]
+    # a request's own fields come last: it has ``rows`` too
+    return _as_columns(
+        REQUEST_COLUMNS,
+        [_by_name(_BATCH_ROW, [row[1] for row in piece], 1) | _by_name(_REQUEST_ROW, piece, 2) for piece in pieces],
+    )
 
-    def after(self, cursor: int, top: int) -> tuple[list[Row], int]:
-        """The rows whose cursor is above ``cursor`` and at most ``top``, oldest first; and the cursor of the oldest
-        row where others above ``cursor`` may have been overwritten, else ``cursor``."""
-        end = self.end()
-        low = max(0, end - self.capacity)
-        first = self._first_after(cursor, low, end)
-        found = [row for part in self._parts(first, end) for row in self.rows[part]]
-        numbers = [row[1] for row in found]
-        oldest = first
-        if numbers != list(range(first, end)):
-            for index, number in enumerate(numbers):
-                if number > first + index:  # overwritten meanwhile; and so were those before it
-                    oldest = first + index + 1
-            numbered = enumerate(found[oldest - first :], oldest)
-            found = [row for number, row in numbered if row[1] == number and row[0] > cursor]
-        if found and found[-1][0] > top:
-            found = found[: bisect_right(found, top, key=itemgetter(0))]
-        overwritten = oldest > 0 and (oldest == low or oldest > first) and found and found[0][1] == oldest
-        return found, found[0][0] if overwritten else cursor
 
-    def _first_after(self, cursor: int, low: int, high: int) -> int:
-        while low < high:
-            middle = probe = (low + high) // 2
-            while probe < high and self.rows[probe % self.capacity][1] < probe:
-                probe += 1  # that row is not there (yet)
-            if probe < high and self.rows[probe % self.capacity][0] <= cursor:
-                low = probe + 1
-            else:
-                high = middle
-        return low
-
-    def _parts(self, first: int, end: int) -> list[slice]:
-        if first >= end:
-            return []
-        start, stop = first % self.capacity, end % self.capacity
-        if start < stop:
-            return [slice(start, stop)]
-        return [slice(start, self.capacity), slice(0, stop)]
-
-    def as_columns(self, rows: list[Row]) -> Columns:
-        """The rows by column."""
-        pieces = [list(zip(*rows[at : at + _CHUNK], strict=True))[2:] for at in range(0, len(rows), _CHUNK)]
-        out: Columns = {}
-        for index, (name, kind) in enumerate(self.columns.items()):
-            make = _text_array if kind == "str" else _int_array
-            arrays = [make(piece[index]) for piece in pieces]
-            out[name] = np.concatenate(arrays) if arrays else make(())
-        return out
+def _batch_columns(rows: list[Row]) -> Columns:
+    pieces = [rows[at : at + _CHUNK] for at in range(0, len(rows), _CHUNK)]
+    return _as_columns(BATCH_COLUMNS, [_by_name(_BATCH_ROW, piece, 1) for piece in pieces])
 
 
 def _int_array(values: Sequence[Any]) -> NDArray[Any]:
@@ -207,27 +168,30 @@ def shortened(text: str, limit: int) -> str:
 
 
 class RecordRing:
-    """The last ``capacity`` requests and the last ``capacity`` batches.
+    """The last ``capacity`` requests at least, and the batches that they were in: twice as many rows of either kind.
 
-    Adding is O(1), about a third of a microsecond; reading never stops who adds. Thread-safe. A full ring takes some
-    400 bytes for each request that it holds.
+    Adding is O(1), about a quarter of a microsecond; reading never stops who adds. Thread-safe. A row takes some 250
+    bytes.
+
+    The engine, for which a call is dear, writes rows itself: ``number = draw()``, then ``rows[number % size]``. To draw
+    is one call of a built-in, which no other thread can interrupt. While ``writing`` is False, it writes none.
     """
 
     def __init__(self, capacity: int = 65536) -> None:
         if capacity < 2:
             raise InvalidRequest(f"a record ring needs a capacity of at least 2, got {capacity}")
         self.capacity = capacity
-        cursors = count()
-        self._requests = _Table(REQUEST_COLUMNS, capacity, cursors)
-        self._batches = _Table(BATCH_COLUMNS, capacity, cursors)
-        self._newest = -1  # about: see _Table.count
-        self._told = -1
-        self._missing = (-1, 0)  # the cursor that a reader last missed, and since when
+        self.size = 2 * capacity
+        self.rows: list[Row] = [_NEVER] * self.size
+        self.draw = count().__next__
+        self.writing = True
+        self._known = 0  # the number after a row that was there when somebody looked
+        self._missing = (-1, 0)  # the row that a reader last missed, and since when
 
     @property
     def last_seq(self) -> int:
         """The cursor of the newest row; -1 when nothing has been written."""
-        return max(self._newest, self._told)
+        return self._end() - 1
 
     def add_request(
         self,
@@ -260,19 +224,19 @@ class RecordRing:
         A priority, on the wire an unsigned number of 64 bits, is read as the largest that the column holds if it is
         beyond that.
         """
-        if error or request_id:
-            error, request_id = shortened(error, MAX_ERROR), shortened(request_id, MAX_ID)
-        table = self._requests
-        number, cursor = table.draw()
+        number = self.draw()
         if seq < 0:
             seq = number
-        table.rows[number % table.capacity] = (
-            cursor, number, seq, model, version, epoch, request_id, client, parent_seq, priority, rows, shape_key,
-            arrival, queue_start, compute_start, compute_input_end, compute_output_start, compute_end, end, batch_seq,
-            instance, status, error,
+        if error or request_id:
+            error, request_id = shortened(error, MAX_ERROR), shortened(request_id, MAX_ID)
+        batch = (
+            -1, batch_seq, model, version, epoch, instance, 0, 0, "", 0, 0, compute_start, compute_input_end,
+            compute_output_start, compute_end,
         )  # fmt: skip
-        table.count = number + 1
-        self._newest = cursor
+        self.rows[number % self.size] = (
+            number, batch, seq, request_id, client, parent_seq, priority, rows, shape_key, arrival, queue_start, end,
+            status, error,
+        )  # fmt: skip
         return seq
 
     def add_batch(
@@ -288,13 +252,10 @@ class RecordRing:
         done: int,
     ) -> None:
         """Writes one executed batch."""
-        table = self._batches
-        number, cursor = table.draw()
-        table.rows[number % table.capacity] = (
-            cursor, number, batch_seq, model, epoch, instance, rows, requests, reason, acquired, done
+        number = self.draw()
+        self.rows[number % self.size] = (
+            number, batch_seq, model, 0, epoch, instance, rows, requests, reason, acquired, done, 0, 0, 0, done,
         )  # fmt: skip
-        table.count = number + 1
-        self._newest = cursor
 
     def read(self, after_seq: int = -1) -> RecordColumns:
         """What was written after the cursor ``after_seq`` (``last_seq`` of an earlier read; -1: everything kept).
@@ -303,45 +264,68 @@ class RecordRing:
         writing right now is waited for, a few milliseconds at most; after that it and what came behind it is left for
         the next read.
         """
-        if after_seq > self.last_seq:
+        end = self._end()
+        if after_seq >= end:
             after_seq = -1
-        top = max(self._newest, self._requests.newest, self._batches.newest)
         for attempt in range(_TRIES + 1):
-            requests, until = self._requests.after(after_seq, top)
-            batches, batches_until = self._batches.after(after_seq, top)
-            cursors = sorted([row[0] for row in requests] + [row[0] for row in batches])
-            last = cursors[-1] if cursors else after_seq
-            missing = _first_missing(cursors, max(until, batches_until))
+            found, missing = self._between(max(after_seq + 1, end - self.size), end)
             if missing < 0:
                 break
             if attempt < _TRIES:
                 sleep(_TRY_S)
             elif self._awaited(missing):
-                last = missing - 1
-        if missing >= 0:
-            requests = [row for row in requests if row[0] <= last]
-            batches = [row for row in batches if row[0] <= last]
-        self._told = max(self._told, last)
-        lost = max(0, last - after_seq - len(requests) - len(batches))
-        return RecordColumns(self._requests.as_columns(requests), self._batches.as_columns(batches), last, lost)
+                end = missing
+                found = [row for row in found if row[0] < end]
+        requests = [row for row in found if row[1].__class__ is tuple]
+        batches = [row for row in found if row[1].__class__ is not tuple]
+        lost = end - 1 - after_seq - len(found)
+        return RecordColumns(_request_columns(requests), _batch_columns(batches), end - 1, lost)
+
+    def _end(self) -> int:
+        """The number after the newest row."""
+        rows, size, end = self.rows, self.size, self._known
+        while True:
+            number = rows[end % size][0]
+            if number >= end:
+                low, high = number + 1, number + size  # the newest is not a whole round further
+                while low < high:
+                    middle = (low + high) // 2
+                    if rows[middle % size][0] >= middle:
+                        low = middle + 1
+                    else:
+                        high = middle
+                end = low
+            further = range(end + 1, end + min(_IN_FLIGHT, size))
+            beyond = next((number for number in further if rows[number % size][0] >= number), -1)
+            if beyond < 0:
+                self._known = end
+                return end
+            end = beyond
+
+    def _between(self, first: int, end: int) -> tuple[list[Row], int]:
+        """The rows of these numbers that are (still) there, in order; the first that is not there yet, or -1."""
+        if first >= end:
+            return [], -1
+        start, stop = first % self.size, (end - 1) % self.size + 1
+        rows = self.rows[start:stop] if start < stop else self.rows[start:] + self.rows[:stop]
+        numbers = [row[0] for row in rows]
+        if numbers == list(range(first, end)):
+            return rows, -1
+        missing = -1
+        for index, number in enumerate(numbers):
+            if number > first + index:  # overwritten meanwhile; and so were those before it
+                missing = -1
+            elif number < first + index and missing < 0:
+                missing = first + index
+        return [row for index, row in enumerate(rows) if row[0] == first + index], missing
 
     def _awaited(self, missing: int) -> bool:
         """Whether a row may still come: a thread that was interrupted before it wrote never writes."""
-        cursor, since = self._missing
-        if cursor != missing:
+        number, since = self._missing
+        if number != missing:
             self._missing = (missing, monotonic_ns())
             return True
         return monotonic_ns() - since < _GIVE_UP_NS
-
-
-def _first_missing(cursors: list[int], after: int) -> int:
-    """The first cursor above ``after`` that is left out in an ascending list; -1 where none is."""
-    if not cursors or cursors[-1] <= after:
-        return -1
-    inside = cursors[bisect_right(cursors, after) :]
-    if cursors[-1] - after == len(inside):
-        return -1
-    return next(after + 1 + index for index, cursor in enumerate(inside) if cursor != after + 1 + index)
 
 
 def encode_columns(columns: RecordColumns) -> tuple[bytes, list[bytes]]:
