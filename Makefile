@@ -8,9 +8,13 @@ STAMP := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 # `make test WORKERS=2` (and test-full) runs the tests file by file on so many processes, for most of them wait for
-# processes; what measures, injects faults under load or drives a browser has the cores for itself, at the end.
+# processes, in the order of tests/file_order.txt; what holds figures of a load, drives a browser or starts a cluster
+# has the cores for itself, at the end.
 WORKERS ?= 1
-ALONE := tests/cli/test_demo.py tests/live tests/faults tests/notebooks tests/profiling tests/distributed
+MEASURES := $(addprefix tests/profiling/test_,\
+	ab.py kernel_load.py measuring.py split_is_perf_analyzers.py stability.py streams.py)
+ALONE := tests/cli/test_demo.py tests/live/test_live_edit.py tests/faults/test_faults.py tests/notebooks \
+	tests/distributed/test_ray_sweeps.py tests/distributed/test_remote_generators.py $(MEASURES)
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore=%)
 
 # Runs the tests that $(1) selects.

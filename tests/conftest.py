@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import file_order
 import psutil
 import pytest
 
@@ -81,7 +82,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`full` tests run only when they are asked for with -m."""
+    """`full` tests run only when they are asked for with -m. Processes of pytest-xdist get the files in their order."""
+    if hasattr(config, "workerinput"):
+        items[:] = file_order.in_order(items, ROOT, file_order.KEPT.read_text())
     if config.option.markexpr:
         return
     kept = [item for item in items if "full" not in item.keywords]
@@ -98,6 +101,10 @@ def _allowed() -> list[re.Pattern[str]]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Names each skip that is on no list; the session fails for it (see pytest_sessionfinish)."""
+    if getattr(terminalreporter.config.option, "numprocesses", None):
+        terminalreporter.section("files in several processes")
+        for text in file_order.told(each for reports in terminalreporter.stats.values() for each in reports):
+            terminalreporter.write_line(text)
     for text in _unlisted(terminalreporter):
         terminalreporter.write_line(f"SKIP NOT ON THE LIST (tests/skips.txt): {text}", red=True)
 
