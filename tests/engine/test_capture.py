@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -162,11 +163,11 @@ def test_what_an_ensemble_asks_its_steps_is_not_sent_by_a_client(
     assert values(fetch(engine, step)) == [4.0]
 
 
-@pytest.mark.parametrize("backlog", [4_000_000, -1])
+@pytest.mark.parametrize("backlog", [64 * MB, 0])
 def test_many_strings_are_captured_in_their_order(
     make_engine: Callable[..., InferenceEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backlog: int
 ) -> None:
-    monkeypatch.setattr(capture, "_BACKLOG", backlog)
+    monkeypatch.setattr(capture, "BACKLOG_BYTES", backlog)
     monkeypatch.setattr(capture, "PART_BYTES", 100_000)
     config = CONFIG.replace("gate", "texts").replace("FP32 dims: [ 4 ]", "STRING dims: [ -1 ]")
     add_model(tmp_path, "texts", config=config.replace('backend: "texts"', 'backend: "onnxruntime"'),
@@ -179,6 +180,37 @@ def test_many_strings_are_captured_in_their_order(
         engine.infer(InferenceRequest("texts", [Tensor.from_numpy("x", array)]), 10)
         array[:] = b""
     assert [each.inputs[0].data[0].tolist() for _, each in fetch(engine, id)] == sent
+
+
+def test_what_waits_to_be_packed_is_bounded_in_bytes_however_few_the_strings(
+    make_engine: Callable[..., InferenceEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strings of 2 KB, 5,000 in a request: ten requests are few elements, and 100 MB."""
+    monkeypatch.setattr(capture, "BACKLOG_BYTES", 24 * MB)
+    config = CONFIG.replace("gate", "texts").replace("FP32 dims: [ 4 ]", "STRING dims: [ -1 ]")
+    add_model(tmp_path, "texts", config=config.replace('backend: "texts"', 'backend: "onnxruntime"'),
+              model=identity("BYTES", ("b", "n")))  # fmt: skip
+    engine = make_engine(tmp_path)
+    id = begin(engine, "texts", limit=256 * MB)
+    real, go_on, waiting = capture.data_of, threading.Event(), list[int]()
+
+    def held_up(request: InferenceRequest) -> tuple[bytes, ...]:
+        if threading.current_thread().name.startswith("workbench-capture"):
+            waiting.append(1)
+            assert go_on.wait(30)
+        return real(request)
+
+    monkeypatch.setattr(capture, "data_of", held_up)
+    array = np.array([[b"x" * 2000 + b"%d" % number for number in range(5000)]], dtype=np.object_)
+    try:
+        for _ in range(10):
+            engine.infer(InferenceRequest("texts", [Tensor.from_numpy("x", array)]), 10)
+        # 10 MB each: two wait, one of them at the thread, the others have been packed on the way
+        assert engine.capture_status(id).requests == 8
+    finally:
+        go_on.set()
+    assert len(fetch(engine, id)) == 10
+    assert len(waiting) == 2
 
 
 def test_a_request_that_cannot_be_kept_is_served_all_the_same(

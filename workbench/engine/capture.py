@@ -24,6 +24,7 @@ from operator import itemgetter
 from typing import TypeVar, get_args
 
 from workbench.clock import Clock
+from workbench.engine.captured import size_of
 from workbench.errors import InvalidRequest, NotFound, NotReady, QueueFull, WorkbenchError
 from workbench.protocol.packed import Head, PackedRequest, data_of, head_bytes, head_of, packed_bytes
 from workbench.protocol.tensors import InferenceRequest, Tensor
@@ -45,7 +46,8 @@ PART_BYTES = 8 << 20
 
 _HEADS = 4096  # distinct heads that are looked for; a client may send a new one each time
 _ON_THREAD = 4096  # elements of a BYTES tensor from which on it is packed on a thread
-_BACKLOG = 4_000_000  # elements that may wait for that; what comes then is packed where it is
+BACKLOG_BYTES = 256 << 20
+"""How much may wait for that, the strings themselves included; what comes then is packed where it is."""
 
 
 class _Capture:
@@ -210,23 +212,25 @@ class Captures:
         if strings < _ON_THREAD:
             _add(captures, arrival, request)
             return
-        copied = [Tensor(each.name, each.datatype, each.shape, each.data.copy()) for each in request.inputs]
-        self._pack_later(captures, arrival, replace(request, inputs=copied))
+        self._pack_later(captures, arrival, request)
 
     def _pack_later(self, captures: tuple[_Capture, ...], arrival: int, request: InferenceRequest) -> None:
-        elements = sum(each.data.size for each in request.inputs)
+        size = size_of(request)
         with self._counting:
-            crowded = self._backlog > _BACKLOG
+            crowded = self._backlog + size > BACKLOG_BYTES
             if not crowded:
-                self._backlog += elements
+                self._backlog += size
         if crowded:
             _add(captures, arrival, request)
             return
 
+        copied = [Tensor(each.name, each.datatype, each.shape, each.data.copy()) for each in request.inputs]
+        kept = replace(request, inputs=copied)
+
         def pack() -> None:
-            _add(captures, arrival, request)
+            _add(captures, arrival, kept)
             with self._counting:
-                self._backlog -= elements
+                self._backlog -= size
 
         self._packer.submit(pack)
 
