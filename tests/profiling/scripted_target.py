@@ -39,6 +39,10 @@ class ScriptedServer:
         self.has_statistics = statistics
         self.success = self.fail = self.received = 0
         self.busy_ns = 0
+        self.took_ms: list[float] = []
+        """How long it has kept each request: what the script says, and how late its own timers were."""
+        self.gaps_ms: list[list[float]] = []
+        """How long before each response of a stream, likewise."""
         self.stall_until = 0.0
         self.bodies: set[bytes] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -158,18 +162,22 @@ class _Connection(asyncio.Protocol):
         else:
             server.success += 1
             server.busy_ns += time.monotonic_ns() - begin
+            server.took_ms.append((time.monotonic_ns() - begin) / 1e6)
             self._answer({"model_name": "m", "model_version": "1", "outputs": []})
 
     async def _streamed(self, gaps: Sequence[float | str]) -> None:
         begin = time.monotonic()
         head = "HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         failed = False
+        last, waited = begin, list[float]()
         for index, gap in enumerate(gaps):
             event: dict[str, Any] = {"model_name": "m", "token": index}
             if isinstance(gap, str):
                 failed, event = True, {"error": gap}
             else:
                 await asyncio.sleep(gap)
+            waited.append((time.monotonic() - last) * 1e3)
+            last = time.monotonic()
             data = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
             if failed and index == 0:
                 self.server.fail += 1
@@ -178,6 +186,7 @@ class _Connection(asyncio.Protocol):
             for part in (data[:9], data[9:]):  # an event may come in pieces
                 self.transport.write(head.encode() + b"%x\r\n%b\r\n" % (len(part), part))
                 head = ""
+        self.server.gaps_ms.append(waited)
         self.server.success += not failed
         self.server.fail += failed
         self.server.busy_ns += int((time.monotonic() - begin) * 1e9)

@@ -13,6 +13,7 @@ from scripted_target import ERROR, INPUTS, ScriptedServer
 
 from workbench.errors import ConnectionFailed, InvalidRequest
 from workbench.profiling import Load, Measurer, Point, ServerTarget, measure
+from workbench.profiling.intervals import nearest_rank
 
 
 def short(**changes: object) -> dict[str, object]:
@@ -23,22 +24,27 @@ def short(**changes: object) -> dict[str, object]:
 def test_scripted_latencies_come_back_as_their_percentiles() -> None:
     # Of twenty requests sixteen take 10 ms, three 40 ms, one 80 ms: p50, p90 and p99 are known.
     script = [0.010] * 16 + [0.040] * 3 + [0.080]
+    load = Load.open(400, "constant", **short(duration_s=1.0))
     for _ in range(5):  # a busy machine makes a point not valid, and that is said; then it is measured again
+        with ScriptedServer() as control:  # what the way there and back adds on this machine, now
+            way = measure(ServerTarget(control.url), "m", load, inputs=INPUTS)
         with ScriptedServer(lambda n: script[n % 20]) as server:
-            load = Load.open(400, "constant", **short(duration_s=1.0))
             point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+            took = np.sort(server.took_ms)
         assert point.n == pytest.approx(400, abs=2)
         assert point.failed == 0
         if point.verdict == "valid":
             break
-    assert 9.5 <= point.p50_ms < 10 + 3  # the script's own timer ends up to half a millisecond early
-    assert 39.5 <= point.p90_ms < 40 + 8
-    assert 79.5 <= point.p99_ms < 80 + 16
+    for q, asked_ms in ((50, 10), (90, 40), (99, 80)):
+        kept = nearest_rank(took, q / 100)
+        assert kept >= asked_ms - 0.5  # the script's own timer ends up to half a millisecond early
+        found = getattr(point, f"p{q}_ms")
+        assert asked_ms - 0.5 <= found <= kept + max(2.0, 3 * way.p99_ms), (kept, way.p99_ms)
     assert point.p50_low <= point.p50_ms <= point.p50_high
     assert point.throughput == pytest.approx(400, rel=0.05)
     assert point.littles_law == pytest.approx(1, abs=0.1)
-    # What the server says of itself: the mean of the script, whatever the client saw.
-    assert point.compute_infer_ms == pytest.approx(18, abs=3)
+    # What the server says of itself, whatever the client saw.
+    assert point.compute_infer_ms == pytest.approx(took.mean(), abs=3)
     assert point.mean_batch == 1.0
     assert point.batch_rows == {1: pytest.approx(400, abs=40)}
 
@@ -54,7 +60,7 @@ def test_the_rate_of_an_open_loop_is_held_although_the_server_is_slow() -> None:
     assert (samples.sent[inside] > 0).all()
     assert samples.extra["connections"] > 60  # 300/s × 0.3 s are under way at once
     assert measured.point.n == inside.sum()
-    assert 299 <= measured.point.p50_ms < 340
+    assert 299 <= measured.point.p50_ms < np.median(server.took_ms) + 40
 
 
 def test_a_stall_shows_from_the_scheduled_time() -> None:

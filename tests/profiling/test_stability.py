@@ -57,6 +57,19 @@ def test_a_closed_loops_throughput_has_an_interval_that_holds_it() -> None:
     assert 0.92 <= held / 300 <= 0.99
 
 
+def test_throughput_is_never_known_exactly_however_even_the_answers_come() -> None:
+    """Two clients in step, 41 ms a request: each tenth of a window may count the same, its edges may lie anywhere."""
+    rng, held = np.random.default_rng(4), 0
+    samples = closed_loop(np.full(400, 41.0), 2)
+    for begin in (int(each * 1e9) for each in rng.uniform(1, 5, 300)):
+        window = (begin, begin + 820_000_000)
+        inside = Samples(samples.scheduled, samples.sent, samples.done, samples.status, [], window)
+        found = client_side(inside, Load.closed(2), 1).throughput
+        assert found.high > found.value > found.low
+        held += found.low <= 2000 / 41 <= found.high
+    assert held / 300 >= 0.92
+
+
 def test_a_drift_is_not() -> None:
     drift = np.random.default_rng(1).lognormal(2, 0.2, 4000) * np.linspace(1, 2, 4000)
     by_interval = reasons(drift)
@@ -146,7 +159,10 @@ def test_a_window_grows_until_its_figures_are_known() -> None:
         fixed = Load.closed(1, **options(warmup_s=0.0, duration_s=0.3, max_duration_s=0.3))
         short = measure(ServerTarget(server.url), "m", fixed, inputs=INPUTS)
     assert point.duration_s > 0.6
-    assert point.mean_high - point.mean_low < 0.25 * point.mean_ms
+    if point.duration_s < 20.0:  # a machine on which nothing settles has it run to its longest, and says so
+        assert point.mean_high - point.mean_low < 0.25 * point.mean_ms
+    else:
+        assert not point.stable
     assert short.duration_s < 0.4
     assert not short.stable
 

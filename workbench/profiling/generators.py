@@ -211,6 +211,10 @@ class _Lead:
         if not parts:
             raise InternalError("; ".join(self._losses()), where=self._job.url)
         samples = merge(parts)
+        if self._load.warmup_s == 0 and len(samples.scheduled):
+            # All of it belongs to the window; by the clocks of other machines the first may come a little before it.
+            begin, end = samples.window
+            samples = replace(samples, window=(min(begin, int(samples.scheduled[0])), end))
         extra: dict[str, Any] = {"warm": self._warm, "warmup_s": max(0, self._window[0] - self._start) / 1e9}
         if self._lost:
             extra["lost"] = self._losses()

@@ -103,8 +103,13 @@ def throughput_of(
     spread = mean_of(np.diff(until) * (PARTS / seconds))
     value = float(each.sum()) / seconds
     low, high = max(0.0, spread.low), spread.high
-    if clients and len(ended) and not math.isnan(mean.share):
-        half = value * math.hypot(mean.share, _EDGES * clients / len(ended))
+    if not len(ended) or math.isnan(spread.low):
+        return Estimate(value, low, high)
+    # Equal counts in all parts do not mean that it is known exactly: an answer more or less lies at the edges.
+    edges = value * _EDGES * max(1, clients) / len(ended)
+    low, high = max(0.0, min(low, value - edges)), max(high, value + edges)
+    if clients and not math.isnan(mean.share):
+        half = math.hypot(value * mean.share, edges)
         if 2 * half < high - low:
             low, high = max(0.0, value - half), value + half
     return Estimate(value, low, high)
