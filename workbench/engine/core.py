@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from workbench.backends.custom_metrics import CustomMetrics
+from workbench.backends.imports import freezing_imports
 from workbench.clock import Clock
 from workbench.engine.busy_poll import BusyPoll
 from workbench.engine.capture import Captures
@@ -77,7 +78,9 @@ class EngineCore:
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def on_loader(self, function: Callable[..., T], *args: Any) -> T:
-        """Runs a blocking function on a loader thread."""
+        """Runs a blocking function on a loader thread; frameworks are imported there and nowhere else."""
+        if self.options.freeze_imports:
+            return await self.loop.run_in_executor(self.loaders, freezing_imports, function, *args)
         return await self.loop.run_in_executor(self.loaders, function, *args)
 
     async def on_closer(self, function: Callable[..., T], *args: Any) -> T:

@@ -40,8 +40,10 @@ class EngineOptions:
     ``load_models`` counts in explicit mode (``("*",)`` loads all); none and poll load all. ``backend_config`` maps a
     backend's name to its settings. ``load_threads`` is how many models load at once. ``record_capacity`` is how many
     requests the record ring keeps. ``lower_switch_interval`` makes Python threads hand over faster: only for a process
-    that does nothing else. ``poll_s`` is how often poll mode looks. ``config_name`` picks ``configs/NAME.pbtxt``.
-    ``nested_wait_report_s``: a nested call (BLS) that waits so long in a queue is reported by an event, 0 for never.
+    that does nothing else. ``freeze_imports`` puts frameworks out of the garbage collector's sight
+    (``backends.imports``): only for such a process, too. ``poll_s`` is how often poll mode looks. ``config_name``
+    picks ``configs/NAME.pbtxt``. ``nested_wait_report_s``: a nested call (BLS) that waits so long in a queue is
+    reported by an event, 0 for never.
     ``rate_limit_resources`` are NAME:COUNT or NAME:COUNT:DEVICE; they count with ``rate_limit`` execution_count.
 
     ``inline`` lets ``infer`` run requests of small models on the calling thread (``engine.inline``).
@@ -66,6 +68,7 @@ class EngineOptions:
     load_threads: int = 4
     record_capacity: int = 65536
     lower_switch_interval: bool = False
+    freeze_imports: bool = False
     gpus: tuple[int | Device, ...] | None = None
     min_compute_capability: float = MIN_COMPUTE_CAPABILITY
     host_policies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -210,6 +210,7 @@ def _engine_options(args: argparse.Namespace) -> EngineOptions:
         backend_config=backend_config(args.backend_config),
         load_threads=max(1, args.model_load_thread_count),
         lower_switch_interval=True,
+        freeze_imports=True,
         poll_s=args.repository_poll_secs if mode == "poll" else 0.0,
         config_name=args.model_config_name,
         rate_limit=args.rate_limit,
