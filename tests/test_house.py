@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,12 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield node.module, node.lineno
 
 
+@cache
+def imports_of(path: Path) -> list[tuple[str, int]]:
+    """Kept, for three rules look at them; the trees are not, which the garbage collector would walk again and again."""
+    return list(imports(ast.parse(path.read_text())))
+
+
 def test_imports_point_only_down() -> None:
     wrong = []
     for path in sources():
@@ -76,7 +83,7 @@ def test_imports_point_only_down() -> None:
         if room == "__init__":
             continue
         assert room in LEVEL, f"{path} is in no room of DESIGN 2"
-        for name, line in imports(ast.parse(path.read_text())):
+        for name, line in imports_of(path):
             parts = name.split(".")
             if parts[0] != "workbench" or len(parts) < 2 or parts[1] not in LEVEL or parts[1] == room:
                 continue
@@ -125,7 +132,7 @@ def test_frameworks_stay_in_their_rooms() -> None:
     wrong = []
     for path in sources():
         room = room_of(path)
-        for name, line in imports(ast.parse(path.read_text())):
+        for name, line in imports_of(path):
             allowed = ONLY_IN.get(name.split(".")[0])
             if allowed is not None and room not in allowed:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
@@ -135,7 +142,7 @@ def test_frameworks_stay_in_their_rooms() -> None:
 def test_scheduling_does_no_io_and_reads_no_clock() -> None:
     forbidden = {"os", "io", "socket", "threading", "asyncio", "time", "random", "pathlib", "subprocess"}
     for path in sorted((PACKAGE / "scheduling").rglob("*.py")):
-        used = {name.split(".")[0] for name, _ in imports(ast.parse(path.read_text()))}
+        used = {name.split(".")[0] for name, _ in imports_of(path)}
         assert not used & forbidden, f"{path.name} imports {used & forbidden}"
 
 
