@@ -120,7 +120,7 @@ def test_what_cannot_be_built_says_what_can(repository: Path, tmp_path: Path) ->
         ("scorer", "torchscript", options(), Unsupported, "no tool turns a graph back into a module"),
         ("scorer", "aoti", options(), Unsupported, "compiles a torch module"),
         ("scorer", "onnx", options(), InvalidRequest, "is ONNX already"),
-        ("nothing", "onnx", options(fp16=True), NotFound, "not found in any model repository"),
+        ("nothing", "onnx", options(fp16=True), NotFound, "no model 'nothing' in "),
         ("scorer", "wasm", options(), InvalidRequest, "nothing can be built 'wasm'"),
         ("scorer", "onnx", options(fp16=True, int8=True), InvalidRequest, "one of --fp16, --bf16 and --int8"),
         ("scorer", "onnx", options(fp16=True, use_cuda_graph=True), InvalidRequest, "--useCudaGraph is TensorRT's"),
@@ -132,7 +132,7 @@ def test_what_cannot_be_built_says_what_can(repository: Path, tmp_path: Path) ->
     ):
         with pytest.raises(error, match=text) as raised:
             wb.build(model, to=to, options=given, repository=repository)  # type: ignore[arg-type]
-        assert raised.value.hint or error is NotFound
+        assert raised.value.hint
     assert sorted(path.name for path in repository.iterdir()) == ["scorer"], "nothing is left behind"
 
 
@@ -152,6 +152,73 @@ def test_a_model_is_replaced_only_when_that_is_said_and_a_build_can_be_stopped(r
         build(name="scorer", overwrite=True)
     unverified = build(overwrite=True, verify=False)
     assert (unverified.drift, unverified.unverified) == ([], "verify=False")
+
+
+def test_an_interrupt_leaves_the_model_that_was_there_and_nothing_else(repository: Path) -> None:
+    half = wb.BuildOptions(fp16=True)
+    built = wb.build("scorer", to="onnx", options=half, repository=repository)
+    before = (built.directory / "1" / "build.json").read_bytes()
+
+    def interrupted(what: str, done: int, total: int) -> None:
+        if what.startswith("running"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wb.build("scorer", to="onnx", options=half, repository=repository, overwrite=True, progress=interrupted)
+    assert sorted(path.name for path in repository.iterdir()) == ["scorer", "scorer_onnx_fp16"]
+    assert (built.directory / "1" / "build.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "where"),
+    [
+        ({"z": np.ones((1, 2, 4), np.float32)}, "there is no input 'z'", "the calibration inputs, example 0"),
+        (
+            {"x": np.ones((2, 4), np.float32)},
+            r"3 dimensions, the batch first; given is the shape \[2, 4\]",
+            "example 0",
+        ),
+        ({"x": np.ones((1, 2, 4), bool)}, "is FP32; given are numbers of bool", "example 0"),
+        ({"x": np.ones((1, 2, 5), np.float32)}, "cannot be made into onnx: .*dimension", ""),
+    ],
+)
+def test_calibration_inputs_that_do_not_fit_are_named(repository: Path, given: Any, text: str, where: str) -> None:
+    with pytest.raises(InvalidRequest, match=text) as raised:
+        wb.build("scorer", to="onnx", options=wb.BuildOptions(int8=True), repository=repository, calibration=given)
+    assert where in raised.value.where
+    assert sorted(path.name for path in repository.iterdir()) == ["scorer"]
+
+
+def test_whole_numbers_will_do_as_examples(repository: Path) -> None:
+    ones = [{"x": np.ones((1, 2, 4), np.int64)}]
+    built = wb.build(
+        "scorer", to="onnx", options=wb.BuildOptions(int8=True), repository=repository, calibration=ones,
+        example_inputs=ones,
+    )  # fmt: skip
+    assert built.drift
+
+
+def test_without_examples_it_is_said_where_they_may_come_from(repository: Path) -> None:
+    (repository / "scorer" / "example_inputs.json").unlink()
+    with pytest.raises(InvalidRequest, match="no shape is known") as raised:
+        wb.build("scorer", to="onnx", options=wb.BuildOptions(int8=True), repository=repository)
+    assert "--example-inputs FILE" in raised.value.hint
+
+
+def test_an_example_on_which_the_source_itself_fails_is_named(repository: Path) -> None:
+    wide = [{"x": np.ones((1, 2, 4), np.float32)}, {"x": np.ones((1, 2, 7), np.float32)}]
+    with pytest.raises(InvalidRequest, match="model 'scorer' itself fails on example 1: ") as raised:
+        wb.build("scorer", to="onnx", options=wb.BuildOptions(fp16=True), repository=repository, example_inputs=wide)
+    assert raised.value.where == "x [1, 2, 7]"
+    assert sorted(path.name for path in repository.iterdir()) == ["scorer"]
+
+
+def test_of_another_form_it_is_said_to_build_from_what_that_was_made_of(repository: Path) -> None:
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    wb.build("scorer", to="openvino", repository=repository)
+    with pytest.raises(Unsupported, match="is of backend 'openvino'") as raised:
+        wb.build("scorer_openvino", to="onnx", repository=repository)
+    assert "build from what it was made of (1/build.json" in raised.value.hint
 
 
 def test_shapes_and_sizes_are_read_as_trtexec_writes_them() -> None:

@@ -113,6 +113,57 @@ def test_files_of_torch_in_other_forms(module: Any, repository: Path, tmp_path: 
         wb.build(exported, to="onnx", into=repository)
 
 
+class Folded(torch.nn.Module):
+    """Reads the number of rows as a number: a trace keeps that of its example."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(x.shape[0], 2, x.shape[1] // 2, 4).sum(dim=1)
+
+
+def test_a_trace_that_takes_one_shape_only_is_refused_with_the_example(repository: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "folded.pt2"
+    x = RNG.random((3, 4, 4)).astype(np.float32)
+    shapes = {"x": {0: torch.export.Dim("batch")}}
+    given = {"x": torch.from_numpy(x)}
+    torch.export.save(torch.export.export(Folded(), (), kwargs=given, dynamic_shapes=shapes), exported)
+    with pytest.raises(InvalidRequest, match=r"folded.pt2 as torchscript fails .* on example 1: .*shape") as raised:
+        wb.build(exported, to="torchscript", into=repository, example_inputs={"x": x})
+    assert raised.value.where == "x [1, 4, 4]"
+    assert "--to onnx, openvino or aoti" in (raised.value.hint or "")
+    assert not (repository / "folded_ts").exists()
+    assert wb.build(exported, to="openvino", into=repository, example_inputs={"x": x}).drift[0].max_abs < 1e-5
+
+
+class Counted(torch.nn.Module):
+    """Adds up what a sequence has sent."""
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = total + x.sum(dim=1, keepdim=True)
+        return x * total, total
+
+
+def test_a_model_of_sequences_is_built_with_its_states_at_the_start(repository: Path) -> None:
+    directory = repository / "counted"
+    (directory / "1").mkdir(parents=True)
+    torch.jit.save(torch.jit.script(Counted()), directory / "1" / "model.pt")
+    (directory / "config.pbtxt").write_text(
+        'backend: "pytorch" max_batch_size: 4\n'
+        'input { name: "x__0" data_type: TYPE_FP32 dims: 4 } output { name: "y__0" data_type: TYPE_FP32 dims: 4 }\n'
+        'sequence_batching { oldest { } state { input_name: "total__1" output_name: "after__1" data_type: TYPE_FP32 '
+        'dims: 1 initial_state { name: "none" data_type: TYPE_FP32 dims: 1 zero_data: true } } }\n'
+    )
+    (directory / "example_inputs.json").write_text('{"data": [{"x__0": [1, 2, 3, 4]}]}')
+    for to in ("torchscript", "onnx"):
+        built = wb.build("counted", to=to, repository=repository)  # type: ignore[arg-type]
+        assert [each.output for each in built.drift] == ["y__0", "after__1"]
+        assert max(each.max_abs for each in built.drift) < 1e-5
+        with wb.Engine(repository, models=[built.name]) as engine:
+            rows = np.ones((1, 4), np.float32)
+            first = engine.infer(built.name, {"x__0": rows}, sequence_id=5, sequence_start=True)
+            again = engine.infer(built.name, {"x__0": rows}, sequence_id=5, sequence_end=True)
+            assert (first["y__0"][0, 0], again["y__0"][0, 0]) == (4, 8)
+
+
 def test_a_torchscript_model_of_a_repository_as_onnx(module: Any, repository: Path) -> None:
     wb.build(module, to="torchscript", into=repository, name="scripted", example_inputs=EXAMPLES)
     built = wb.build("scripted", to="onnx", repository=repository)
@@ -124,6 +175,8 @@ def test_a_torchscript_model_of_a_repository_as_onnx(module: Any, repository: Pa
 
 def test_a_module_as_a_package_of_compiled_code(module: Any, repository: Path) -> None:
     built = wb.build(module, to="aoti", into=repository, example_inputs=EXAMPLES)
+    with pytest.raises(InvalidRequest, match="is a package of AOTInductor: compiled code"):
+        wb.build(built.name, to="onnx", repository=repository)
     assert built.renamed["x"] == "x__0"
     assert max(each.max_abs for each in built.drift) < 1e-5
     message = ConfigDocument.parse((built.directory / "config.pbtxt").read_bytes()).message

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.package import read_examples
 from workbench.errors import InvalidRequest
 
@@ -98,12 +99,13 @@ def run(args: argparse.Namespace) -> int:
         if not args.int8:
             raise InvalidRequest("--calib is for --int8")
         calibration = read_examples(_no_cache(Path(args.calib)))
-    built = build(
-        args.model, to=args.to, repository=args.model_repository, into=args.into, name=args.name,
-        example_inputs=read_examples(args.example_inputs), calibration=calibration,
-        max_batch_size=args.max_batch_size, options=options, overwrite=args.force, verify=not args.no_verify,
-        progress=None if args.quiet or args.json else _Lines(),
-    )  # fmt: skip
+    with terminated_as_interrupted():
+        built = build(
+            args.model, to=args.to, repository=args.model_repository, into=args.into, name=args.name,
+            example_inputs=read_examples(args.example_inputs), calibration=calibration,
+            max_batch_size=args.max_batch_size, options=options, overwrite=args.force, verify=not args.no_verify,
+            progress=None if args.quiet or args.json else _Lines(),
+        )  # fmt: skip
     print(json.dumps(built.to_json()) if args.json else built)
     return 0
 

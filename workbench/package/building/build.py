@@ -7,23 +7,23 @@ import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument, complete_backend, normalize, validate
-from workbench.errors import AlreadyExists, InvalidRequest, NotFound
+from workbench.errors import AlreadyExists, Cancelled, InvalidRequest, NotFound, WorkbenchError
 from workbench.package.building.config import new_config
 from workbench.package.building.drift import Drift, measure
 from workbench.package.building.forms import Form, Job, Progress, to_aoti, to_onnx, to_openvino, to_torchscript
 from workbench.package.building.options import TARGETS, BuildOptions, Target
 from workbench.package.building.result import Built
-from workbench.package.building.source import Source, open_source
+from workbench.package.building.source import Source, fitted, open_source, said
 from workbench.package.building.tensorrt_form import to_tensorrt
 from workbench.package.layout import write
-from workbench.package.tensors import as_feeds
+from workbench.package.tensors import Feed
 from workbench.records.environment import capture_environment
 from workbench.repository.example_inputs import FILE_NAME
 from workbench.repository.models import check_name
@@ -96,17 +96,17 @@ def build(
     places = Path(repository).expanduser().resolve()
     source = open_source(model, places, example_inputs, name, max_batch_size)
     if calibration is not None:
-        names = [spec.name for spec in source.signature.inputs]
-        source = replace(source, calibration=as_feeds(calibration, names, what="int8 (calibration)"))
+        given = fitted(calibration, source.signature.inputs, source.signature.batching, what="the calibration inputs")
+        source = replace(source, calibration=given)
     directory = _target(source, name or _name(source, to, options), into, places, overwrite=overwrite)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
         written = Path(folder) / directory.name
         (written / "1").mkdir(parents=True)
         (Path(folder) / "scratch").mkdir()
         job = Job(source, options, Path(folder) / "scratch", written / "1", progress or _silent)
-        form = _MAKERS[to](job)
+        form = _made(job, to)
         _directory(written, source, to, directory.name, form)
-        drift = _verify(job, form) if verify else []
+        drift = _verify(job, form, to) if verify else []
         notes = list(form.notes)
         if any(each.relative > LARGE_DRIFT for each in drift):
             notes.append(
@@ -120,10 +120,39 @@ def build(
             dict(form.changes.renamed), form.trtexec, notes,
         )  # fmt: skip
         _provenance(job, form, built)
-        if directory.exists():
-            directory.rename(Path(folder) / "old")
-        written.rename(directory)
+        _put(written, directory, Path(folder) / "old")
     return built
+
+
+def _made(job: Job, to: Target) -> Form:
+    """The target's file.
+
+    Raises:
+        InvalidRequest: a framework fails in a way of its own.
+    """
+    try:
+        return _MAKERS[to](job)
+    except (WorkbenchError, MemoryError):
+        raise
+    except Exception as error:  # frameworks raise what they like
+        calibrated = "; int8 runs it on the examples: --calib FILE gives others" if job.options.int8 else ""
+        raise InvalidRequest(
+            f"{job.source.title} cannot be made into {to}: {said(error)}",
+            where=type(error).__qualname__,
+            hint=f"another --to may go{calibrated}; the framework's whole error is this one's __cause__ in Python",
+        ) from error
+
+
+def _put(written: Path, directory: Path, old: Path) -> None:
+    """The new model in its place; the one that was there comes back whatever happens."""
+    try:
+        if directory.exists():
+            directory.rename(old)
+        written.rename(directory)
+    except BaseException:
+        if old.exists() and not directory.exists():
+            old.rename(directory)
+        raise
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -154,13 +183,36 @@ def _target(source: Source, name: str, into: str | Path | None, repository: Path
     return directory
 
 
-def _verify(job: Job, form: Form) -> list[Drift]:
+def _verify(job: Job, form: Form, to: Target) -> list[Drift]:
     """Source and result on the same examples; nothing where the result cannot run here."""
     if form.run is None:
         return []
     job.tell("running source and result on the examples")
     requests = job.source.verify_requests()
-    return measure([job.source.run(feed) for feed in requests], [form.run(feed) for feed in requests])
+    expected = _answers(job.source.run, requests, f"{job.source.title} itself fails", "give examples that it takes")
+    hint = "verify=False (--no-verify) writes it unseen"
+    if form.shapes_fixed:
+        hint = "a trace has the shapes of one example built in: --to onnx, openvino or aoti, which keep them open, or "
+        hint += "build from the torch module, which torch.jit.script may compile"
+    return measure(expected, _answers(form.run, requests, f"{job.source.title} as {to} fails ({form.verified})", hint))
+
+
+def _answers(run: Callable[[Feed], Feed], requests: Sequence[Feed], what: str, hint: str) -> list[Feed]:
+    """The answers to examples.
+
+    Raises:
+        InvalidRequest: there is none; with the example, its shapes and the framework's words.
+    """
+    found = []
+    for place, feed in enumerate(requests):
+        try:
+            found.append(run(feed))
+        except (Cancelled, MemoryError):
+            raise
+        except Exception as error:  # frameworks raise what they like
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+            raise InvalidRequest(f"{what} on example {place}: {said(error)}", where=shapes, hint=hint) from error
+    return found
 
 
 def _directory(written: Path, source: Source, to: Target, name: str, form: Form) -> None:

@@ -29,7 +29,7 @@ class Form:
     """A target's file, written.
 
     ``run`` answers in its place, and ``verified`` says what that is; None where nothing can run here, and ``why_not``
-    says why. ``details`` go into the provenance.
+    says why. ``details`` go into the provenance. ``shapes_fixed``: it may take shapes of one example only.
     """
 
     built_with: str
@@ -40,6 +40,7 @@ class Form:
     trtexec: str = ""
     notes: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
+    shapes_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def to_torchscript(job: Job) -> Form:
     return Form(
         f"torch {metadata.version('torch')} ({how})", Changes(renamed=_renamed(source, "outputs")),
         lambda feed: forms.answers(loaded, source.signature, feed), "the file, on torch", notes=tuple(notes),
-        details={"how": how},
+        details={"how": how}, shapes_fixed=how == "torch.jit.trace",
     )  # fmt: skip
 
 

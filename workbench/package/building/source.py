@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from workbench.backends.onnx_file import read_onnx
 from workbench.config import ConfigDocument, complete_backend, normalize, to_json
-from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.errors import InvalidRequest, NotFound, Unsupported, WorkbenchError
 from workbench.package.made import Wish
 from workbench.package.onnx_model import file_signature, from_onnx
 from workbench.package.onnx_model import run as run_onnx
-from workbench.package.tensors import Feed, Signature, Tensor
+from workbench.package.tensors import Feed, Signature, Tensor, as_feeds
 from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
 from workbench.repository.example_inputs import inputs_of, load_example_inputs
 from workbench.repository.models import find_model, find_versions
@@ -26,6 +26,10 @@ Form = Literal["onnx", "torchscript", "exported", "module"]
 
 _FORMS: dict[str, Form] = {".onnx": "onnx", ".pt": "torchscript", ".pt2": "exported"}
 _FILES = {"onnxruntime": "model.onnx", "pytorch": "model.pt"}
+_MADE = dict.fromkeys(
+    ("openvino", "tensorrt"),
+    "it is such a form itself: build from what it was made of (1/build.json says of what, where workbench built it)",
+)
 VERIFY_COUNT = 4
 """Requests on which a result is held against its source."""
 VERIFY_ROWS = 4
@@ -72,6 +76,17 @@ class Source:
             return run_onnx(self.thing, self.signature, feed)
         answer: Feed = torch_forms().run(self, feed)
         return answer
+
+
+def said(error: BaseException) -> str:
+    """What a framework says is wrong, in a line: it may lead up to it, as TorchScript does, or explain it after."""
+    if isinstance(error, WorkbenchError):
+        return error.message
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return repr(error)[:300]
+    last = lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
+    return f"{last:.300}"
 
 
 def torch_forms() -> Any:
@@ -122,7 +137,15 @@ def open_source(model: Any, repository: Path, examples: Any, name: str | None, m
         raise InvalidRequest(f"nothing can be built from {path}", hint=f"known are {', '.join(_FORMS)}")
     if not repository.is_dir():
         raise NotFound(f"no model repository at {repository}", hint="--model-repository DIR names another")
-    return _from_directory(find_model([repository], str(model)), examples)
+    try:
+        directory = find_model([repository], str(model))
+    except NotFound as error:
+        there = sorted(each.name for each in repository.iterdir() if each.is_dir() and each.name[:1] != ".")
+        raise NotFound(
+            f"no model '{model}' in {repository}",
+            hint=f"there are {', '.join(there) or 'none'}; --model-repository DIR names another repository",
+        ) from error
+    return _from_directory(directory, examples)
 
 
 def _from_file(path: Path, form: Form, examples: Any, max_batch_size: int | None) -> Source:
@@ -162,8 +185,11 @@ def _from_directory(directory: Path, examples: Any) -> Source:
         raise Unsupported(
             f"model '{directory.name}' {kind}: nothing can be built from it",
             where=str(directory),
-            hint="build from ONNX, TorchScript or torch.export; of a Python model, from its module "
-            "(wb.build); of an ensemble, from the models in it",
+            hint=_MADE.get(
+                message.backend,
+                "build from ONNX, TorchScript or torch.export; of a Python model, from its "
+                "module (wb.build); of an ensemble, from the models in it",
+            ),
         )
     if message.backend == "pytorch" and not file.exists() and (version / "model.pt2").exists():
         file = version / "model.pt2"
@@ -181,26 +207,95 @@ def _from_directory(directory: Path, examples: Any) -> Source:
             where=str(config_path),
         )
     batching = config.max_batch_size > 0
-    found = Signature(_specs(config.input), _specs(config.output), batching)
+    kept, unsent = _unsent(config)
+    found = Signature((*_specs(config.input), *unsent), (*_specs(config.output), *kept), batching)
     described = to_json(config)
 
     def own(count: int) -> Iterator[Feed]:
         inputs, optional = inputs_of(described)
         rows = min(VERIFY_ROWS, config.max_batch_size)
-        for feed in load_example_inputs(directory, inputs, batch_size=rows, count=count, optional=optional):
-            yield {item.name: _reshaped(feed[item.name], item, batching) for item in config.input if item.name in feed}
+        try:
+            feeds = load_example_inputs(directory, inputs, batch_size=rows, count=count, optional=optional)
+        except WorkbenchError as error:
+            hint = f"{error.hint}; or give others: --example-inputs FILE (example_inputs=)".removeprefix("; or ")
+            raise InvalidRequest(error.message, where=error.where, hint=hint) from error
+        for feed in feeds:
+            sent = {item.name: _reshaped(feed[item.name], item, batching) for item in config.input if item.name in feed}
+            yield _with_zeros(sent, unsent, rows if batching else None)
 
     requests: Callable[[int], Iterator[Feed]] = own
     if examples is not None:
-        from workbench.package.tensors import as_feeds
-
-        given = as_feeds(examples, [spec.name for spec in found.inputs], what=f"model '{directory.name}'")
-        requests = repeated(given)
+        given = fitted(examples, _specs(config.input), batching, what=f"the example inputs of '{directory.name}'")
+        sizes = [len(next(iter(feed.values()))) if batching else None for feed in given]
+        requests = repeated([_with_zeros(feed, unsent, rows) for feed, rows in zip(given, sizes, strict=True)])
     thing: Any = file if form == "onnx" else torch_forms().load(file, form)
     return Source(
         directory.name, form, thing, found, requests, config.max_batch_size, f"model '{directory.name}'", (file,),
         directory, document,
     )  # fmt: skip
+
+
+def _unsent(config: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """What a model of sequences gives and takes besides its outputs and inputs: its states, and what is said of where
+    in a sequence a request stands."""
+    names = {item.name for item in (*config.input, *config.output)}
+    kept, taken = [], []
+    for state in config.sequence_batching.state:
+        datatype = _wire(state)
+        taken.append(Tensor(state.input_name, datatype, tuple(state.dims)))
+        kept.append(Tensor(state.output_name, datatype, tuple(state.dims)))
+    for item in config.sequence_batching.control_input:
+        control = item.control[0]
+        kind = "FP32" if control.fp32_false_true else "INT32" if control.int32_false_true else "BOOL"
+        taken.append(Tensor(item.name, _wire(control) if control.data_type else kind, (1,)))
+    return [each for each in kept if each.name not in names], [each for each in taken if each.name not in names]
+
+
+def fitted(examples: Any, specs: Sequence[Tensor], batching: bool, *, what: str) -> list[Feed]:
+    """Example inputs in the forms that ``package`` takes, of the types that the inputs have.
+
+    Raises:
+        InvalidRequest: an input is missing or unknown, or its type or number of dimensions is another.
+    """
+    names = [spec.name for spec in specs]
+    found = []
+    for place, feed in enumerate(as_feeds(examples, names, what=what)):
+        where = f"{what}, example {place}"
+        if unknown := [name for name in feed if name not in names]:
+            raise InvalidRequest(f"there is no input '{unknown[0]}'", where=where, hint=f"inputs: {', '.join(names)}")
+        for spec in specs:
+            if spec.name in feed:
+                feed = {**feed, spec.name: _fitted(feed[spec.name], spec, batching, where)}
+        found.append(feed)
+    return found
+
+
+def _fitted(array: NDArray[Any], spec: Tensor, batching: bool, where: str) -> NDArray[Any]:
+    wanted, rank = BY_WIRE[spec.datatype].numpy, len(spec.dims) + batching
+    if array.ndim != rank:
+        axes = f"{rank} dimensions" + (", the batch first" if batching else "")
+        raise InvalidRequest(f"input '{spec.name}' has {axes}; given is the shape {list(array.shape)}", where=where)
+    if array.dtype == wanted or spec.datatype == "BYTES":
+        return array
+    # 3 for 3.0 and wider or narrower numbers of a kind are meant well; 3.5 for a number of a token is not
+    both_whole = array.dtype.kind in "iu" and wanted.kind in "iu"
+    if array.dtype == np.bool_ or not (both_whole or np.can_cast(array.dtype, wanted, "same_kind")):
+        raise InvalidRequest(f"input '{spec.name}' is {spec.datatype}; given are numbers of {array.dtype}", where=where)
+    return array.astype(wanted)
+
+
+def _with_zeros(feed: Feed, unsent: Sequence[Tensor], rows: int | None) -> Feed:
+    """An example as the model's file takes it: at the start of a sequence, states are zero."""
+    batch = () if rows is None else (rows,)
+    zeros = {
+        each.name: np.zeros((*batch, *(abs(dim) for dim in each.dims)), BY_WIRE[each.datatype].numpy) for each in unsent
+    }
+    return {**feed, **zeros}
+
+
+def _wire(item: Any) -> str:
+    kind = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[item.data_type].name
+    return str(BY_CONFIG[kind].wire)
 
 
 def _completed(document: ConfigDocument, config: Any, file: Path) -> tuple[ConfigDocument, Any]:
@@ -231,9 +326,8 @@ def _completed(document: ConfigDocument, config: Any, file: Path) -> tuple[Confi
 def _specs(items: Any) -> tuple[Tensor, ...]:
     specs = []
     for item in items:
-        kind = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[item.data_type].name
         dims = tuple(item.reshape.shape if item.HasField("reshape") else item.dims)
-        specs.append(Tensor(item.name, BY_CONFIG[kind].wire, dims))
+        specs.append(Tensor(item.name, _wire(item), dims))
     return tuple(specs)
 
 

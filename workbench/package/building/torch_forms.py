@@ -14,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from workbench.backends.pytorch_archive import archive_kind
 from workbench.errors import InvalidRequest, Unsupported
-from workbench.package.building.source import Form, Source, batch_of, repeated
+from workbench.package.building.source import Form, Source, batch_of, repeated, said
 from workbench.package.tensors import Feed, Signature, as_array, as_feeds, named, signature
 from workbench.package.torch_module import export_program, write_onnx
 
@@ -53,6 +54,12 @@ def load(thing: Any, form: Form) -> TorchThing:
         module = copy.deepcopy(thing).cpu().eval()
         return TorchThing(module, tuple(inspect.signature(module.forward).parameters))
     path = thing if isinstance(thing, Path) else None
+    if path is not None and form == "exported" and archive_kind(path) == "aoti":
+        raise InvalidRequest(
+            f"{path.name} is a package of AOTInductor: compiled code, of which nothing can be built",
+            where=str(path),
+            hint="build from what it was compiled from: the torch module, or the .pt2 of torch.export.save",
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -69,8 +76,8 @@ def load(thing: Any, form: Form) -> TorchThing:
     except Exception as error:  # torch raises what it likes at a file that is something else
         kind = "TorchScript" if form == "torchscript" else "a program of torch.export"
         raise InvalidRequest(
-            f"{path} cannot be read as {kind}: {str(error).splitlines()[0] if str(error) else error!r:.300}",
-            hint="an AOTInductor package (.pt2) is compiled code: build from what it was compiled from",
+            f"{path} cannot be read as {kind}: {said(error)}",
+            hint="TorchScript (.pt) is written by torch.jit.save, a program (.pt2) by torch.export.save",
         ) from error
 
 
@@ -170,7 +177,7 @@ def _trace(source: Source, thing: TorchThing, feed: Feed) -> Any:
             return cast(Any, torch.jit).trace(thing.call, check_trace=False, **given)
     except Exception as error:
         raise InvalidRequest(
-            f"torch can neither compile nor trace {source.title}: {str(error).splitlines()[0]:.300}",
+            f"torch can neither compile nor trace {source.title}: {said(error)}",
             hint="--to onnx or --to aoti go by torch.export instead",
         ) from error
 
@@ -199,7 +206,7 @@ def write_aoti(source: Source, requests: Sequence[Feed], target: Path) -> None:
             torch._inductor.aoti_compile_and_package(program, package_path=str(target))
     except Exception as error:
         raise InvalidRequest(
-            f"AOTInductor cannot compile {source.title}: {str(error).splitlines()[0] if str(error) else error!r:.300}",
+            f"AOTInductor cannot compile {source.title}: {said(error)}",
             hint="it needs a C++ compiler (g++) on the path",
         ) from error
 
@@ -225,7 +232,9 @@ def write_onnx_of(source: Source, requests: Sequence[Feed], target: Path) -> Non
         raise Unsupported(str(error), hint="pip install onnxscript (the extra torch)") from error
     except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
         raise InvalidRequest(
-            f"torch cannot export {source.title} to ONNX: {str(error).splitlines()[0]:.300}"
+            f"torch cannot export {source.title} to ONNX: {said(error)}",
+            hint="its exporters take torch modules and programs of torch.export (.pt2) best"
+            + (", and some TorchScript not at all: build from the module" if source.form == "torchscript" else ""),
         ) from error
 
 
