@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from workbench.profiling.client_side import client_side
-from workbench.profiling.figures import client_fields, stream_fields
+from workbench.profiling.figures import Figures, client_fields, given_fields, stream_fields
 from workbench.profiling.load import Load
 from workbench.profiling.plan import Plan
 from workbench.profiling.samples import Samples
@@ -16,39 +15,14 @@ from workbench.profiling.stream_side import stream_side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassFigures:
-    """What a point says of one class of its requests; fields as ``Point`` has them."""
+class ClassFigures(Figures):
+    """What a point says of one class of its requests."""
 
     model: str = ""
     """The model that its requests went to, where it is another than the point's."""
     load: str = ""
     """What was sent, in words."""
     streaming: bool = False
-    n: int = 0
-    sent: int = 0
-    failed: int = 0
-    errors: Mapping[str, int] = field(default_factory=dict)
-    throughput: float = math.nan
-    throughput_low: float = math.nan
-    throughput_high: float = math.nan
-    mean_ms: float = math.nan
-    p50_ms: float = math.nan
-    p50_low: float = math.nan
-    p50_high: float = math.nan
-    p90_ms: float = math.nan
-    p95_ms: float = math.nan
-    p95_low: float = math.nan
-    p95_high: float = math.nan
-    p99_ms: float = math.nan
-    p99_low: float = math.nan
-    p99_high: float = math.nan
-    max_ms: float = math.nan
-    lag_p99_ms: float = math.nan
-    first_response_p50_ms: float = math.nan
-    first_response_p99_ms: float = math.nan
-    between_responses_p50_ms: float = math.nan
-    between_responses_p99_ms: float = math.nan
-    responses_per_s: float = math.nan
 
     def row(self, name: str) -> dict[str, Any]:
         """For a table: each figure under ``NAME_figure``."""
@@ -69,12 +43,7 @@ class ClassFigures:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ClassFigures:
         """Reads what ``dataclasses.asdict`` gave, None for nan."""
-        known = {item.name: item for item in fields(cls)}
-        given: dict[str, Any] = {name: item for name, item in value.items() if name in known}
-        for name, item in given.items():
-            if item is None and known[name].type == "float":
-                given[name] = math.nan
-        return cls(**given)
+        return cls(**given_fields(cls, value))
 
 
 def class_figures(samples: Samples, load: Load, plan: Plan) -> dict[str, ClassFigures]:

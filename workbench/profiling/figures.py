@@ -1,9 +1,10 @@
-"""From evaluations to the fields of a point."""
+"""The figures that a point and each of its classes have, and how they come from evaluations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,80 @@ from workbench.profiling.samples import Samples
 from workbench.profiling.server_side import ServerSide
 from workbench.profiling.stream_side import StreamSide
 from workbench.records import RecordColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a point says of its requests, and of those of each class.
+
+    Latencies are milliseconds: ``p50_ms`` and so on from the *scheduled* time (late sends, stalls show),
+    ``sent_p50_ms`` from the send. ``throughput`` is inferences (rows) per second that ended in the window. ``_low`` and
+    ``_high`` are the ends of 95 % intervals, nan where there are too few requests for one.
+    """
+
+    n: int = 0
+    """Requests behind the latencies."""
+    sent: int = 0
+    failed: int = 0
+    """Requests of the window that failed or were never answered."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    throughput: float = math.nan
+    throughput_low: float = math.nan
+    throughput_high: float = math.nan
+    mean_ms: float = math.nan
+    mean_low: float = math.nan
+    mean_high: float = math.nan
+    p50_ms: float = math.nan
+    p50_low: float = math.nan
+    p50_high: float = math.nan
+    p90_ms: float = math.nan
+    p95_ms: float = math.nan
+    p95_low: float = math.nan
+    p95_high: float = math.nan
+    p99_ms: float = math.nan
+    p99_low: float = math.nan
+    p99_high: float = math.nan
+    p99_worth: float = math.nan
+    """How many independent requests the n are worth for p99: those of one batch, or of one queue, are alike."""
+    p99_claimable_ms: float = math.nan
+    """The lowest goal that p99 is shown to hold (MLPerf's early-stopping rule, 99 %); nan with too few requests."""
+    max_ms: float = math.nan
+    sent_p50_ms: float = math.nan
+    sent_p90_ms: float = math.nan
+    sent_p95_ms: float = math.nan
+    sent_p99_ms: float = math.nan
+    lag_p50_ms: float = math.nan
+    """How much later than scheduled the generator sent."""
+    lag_p99_ms: float = math.nan
+
+    # Of a load that streams. A time to the first response runs from the scheduled time; n counts the requests that got
+    # one, and of the times between responses the pairs.
+    first_response_n: int = 0
+    first_response_p50_ms: float = math.nan
+    first_response_p50_low: float = math.nan
+    first_response_p50_high: float = math.nan
+    first_response_p90_ms: float = math.nan
+    first_response_p99_ms: float = math.nan
+    first_response_p99_low: float = math.nan
+    first_response_p99_high: float = math.nan
+    between_responses_n: int = 0
+    between_responses_p50_ms: float = math.nan
+    between_responses_p50_low: float = math.nan
+    between_responses_p50_high: float = math.nan
+    between_responses_p90_ms: float = math.nan
+    between_responses_p99_ms: float = math.nan
+    between_responses_p99_low: float = math.nan
+    between_responses_p99_high: float = math.nan
+    responses_per_request: float = math.nan
+    responses_per_s: float = math.nan
+    """Responses that came in the window, a second: output tokens/s of a model that sends one token a response."""
+
+
+def given_fields(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass out of JSON: what it does not know is left out, None of a number becomes nan."""
+    known = {item.name: item.type for item in fields(kind)}
+    given = {name: item for name, item in value.items() if name in known}
+    return {name: math.nan if item is None and known[name] == "float" else item for name, item in given.items()}
 
 
 def client_fields(client: ClientSide, samples: Samples) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.profiling.claims import Claim, claim_of
 from workbench.profiling.class_side import ClassFigures
+from workbench.profiling.figures import Figures, given_fields
 from workbench.profiling.load import Load
 from workbench.profiling.settings import by_model
 
@@ -17,14 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A load point of one model under one configuration.
+class Point(Figures):
+    """A load point of one model under one configuration; ``Figures`` says what its latencies and throughput are.
 
-    Latencies are milliseconds: ``p50_ms`` and so on from the *scheduled* time (late sends, stalls show),
-    ``sent_p50_ms`` from the send. ``throughput`` is inferences (rows) per second that ended in the window. ``_low`` and
-    ``_high`` are the ends of 95 % intervals, nan where there are too few requests for one. The queue and compute times
-    are means of the server's statistics over the window, as perf_analyzer defines them (of an ensemble: the sums of its
-    steps' means).
+    The queue and compute times are means of the server's statistics over the window, as perf_analyzer defines them (of
+    an ensemble: the sums of its steps' means).
 
     ``valid`` False means that the figures must not be believed; ``stable`` False that they had not settled (or that the
     server could not keep up); ``reasons`` says why, ``notes`` what else to know. ``error`` is set for a point that
@@ -44,63 +42,6 @@ class Point:
     protocol: str = ""
     started: str = ""
     duration_s: float = math.nan
-
-    n: int = 0
-    """Requests behind the latencies."""
-    sent: int = 0
-    failed: int = 0
-    """Requests of the window that failed or were never answered."""
-    errors: Mapping[str, int] = field(default_factory=dict)
-    throughput: float = math.nan
-    throughput_low: float = math.nan
-    throughput_high: float = math.nan
-    mean_ms: float = math.nan
-    mean_low: float = math.nan
-    mean_high: float = math.nan
-    p50_ms: float = math.nan
-    p50_low: float = math.nan
-    p50_high: float = math.nan
-    p90_ms: float = math.nan
-    p95_ms: float = math.nan
-    p95_low: float = math.nan
-    p95_high: float = math.nan
-    p99_ms: float = math.nan
-    p99_low: float = math.nan
-    p99_high: float = math.nan
-    p99_worth: float = math.nan
-    """How many independent requests the n are worth for p99: those of one batch, or of one queue, are alike."""
-    p99_claimable_ms: float = math.nan
-    """The lowest goal that p99 is shown to hold (MLPerf's early-stopping rule, 99 %); nan with too few requests."""
-    max_ms: float = math.nan
-    sent_p50_ms: float = math.nan
-    sent_p90_ms: float = math.nan
-    sent_p95_ms: float = math.nan
-    sent_p99_ms: float = math.nan
-    lag_p50_ms: float = math.nan
-    """How much later than scheduled the generator sent."""
-    lag_p99_ms: float = math.nan
-
-    # Of a load that streams. A time to the first response runs from the scheduled time; n counts the requests that got
-    # one, and of the times between responses the pairs.
-    first_response_n: int = 0
-    first_response_p50_ms: float = math.nan
-    first_response_p50_low: float = math.nan
-    first_response_p50_high: float = math.nan
-    first_response_p90_ms: float = math.nan
-    first_response_p99_ms: float = math.nan
-    first_response_p99_low: float = math.nan
-    first_response_p99_high: float = math.nan
-    between_responses_n: int = 0
-    between_responses_p50_ms: float = math.nan
-    between_responses_p50_low: float = math.nan
-    between_responses_p50_high: float = math.nan
-    between_responses_p90_ms: float = math.nan
-    between_responses_p99_ms: float = math.nan
-    between_responses_p99_low: float = math.nan
-    between_responses_p99_high: float = math.nan
-    responses_per_request: float = math.nan
-    responses_per_s: float = math.nan
-    """Responses that came in the window, a second: output tokens/s of a model that sends one token a response."""
 
     mean_batch: float = math.nan
     request_ms: float = math.nan
@@ -199,11 +140,7 @@ class Point:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Point:
         """Reads what ``to_json`` gave."""
-        known = {item.name: item for item in fields(cls)}
-        given = {name: item for name, item in value.items() if name in known}
-        for name, item in given.items():
-            if item is None and known[name].type == "float":
-                given[name] = math.nan
+        given = given_fields(cls, value)
         given["load"] = Load.from_json(given["load"])
         given["classes"] = {
             str(name): ClassFigures.from_json(figures) for name, figures in (given.get("classes") or {}).items()
