@@ -229,6 +229,7 @@ FLOODS: dict[str, tuple[Callable[[int], bytes], int, int]] = {
     "pings": (lambda turn: frame(PING, 0, 0, bytes(8)) * 500, 8, CALM),
     "priorities": (lambda turn: frame(PRIORITY, 0, 2 * turn + 1, number(0) + b"\x10") * 500, 21, CALM),
     "empty data": (lambda turn: (OPEN if not turn else b"") + frame(DATA, 0, 1) * 500, 21, CALM),
+    "windows": (lambda turn: frame(WINDOW, 0, 0, number(1)) * 500, 21, CALM),
     "unknown frames": (lambda turn: frame(0x77, 0, 0, b"x" * 9) * 500, 21, CALM),
     # CVE-2024-27316
     "continuations": (

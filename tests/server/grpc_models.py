@@ -171,7 +171,8 @@ class Wire:
             return []
         self.h2.receive_data(data)
         events: list[Any] = self.h2.events()
-        self.flush()
+        with contextlib.suppress(ConnectionError):  # it has said why, and closed
+            self.flush()
         return events
 
     def answer(self, stream: int) -> tuple[int, str, bytes]:

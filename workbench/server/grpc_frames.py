@@ -9,6 +9,7 @@ libnghttp2 as it came; it sees the end of a stream as an empty frame.
 
 from __future__ import annotations
 
+import struct
 from typing import Protocol
 
 from workbench.protocol.binary import Buffer
@@ -22,6 +23,8 @@ FRAME = 64 * 1024
 HEAD = 9
 """Bytes before each frame's payload: its length, kind and flags, and its stream."""
 
+_HEAD = struct.Struct(">BHBBI").pack
+_NUMBERS = struct.Struct(">II").unpack_from
 _PREFACE = 24
 _UPDATE = 4  # bytes of a WINDOW_UPDATE
 _DATA = 0
@@ -38,7 +41,7 @@ def window_update(stream_id: int, size: int) -> bytes:
 
 def data_head(stream_id: int, size: int, flags: int = 0) -> bytes:
     """What precedes ``size`` bytes of DATA."""
-    return size.to_bytes(3, "big") + bytes((_DATA, flags)) + stream_id.to_bytes(4, "big")
+    return _HEAD(size >> 16, size & 0xFFFF, _DATA, flags, stream_id)
 
 
 def _stream(head: bytes) -> int:
@@ -136,30 +139,59 @@ class Frames:
             data, self._head = b"".join((self._head, data)), b""
         if self.expected or self._direct is not None:
             return self._cut(memoryview(data))
-        plain = self._follow(data)
-        return self._cut(memoryview(data)) if plain is None else self._pass_on(plain)
+        return self._follow(data)
 
     def _pass_on(self, data: Buffer) -> bool:
         return self._owner is not None and self._owner.pass_on(data)
 
-    def _follow(self, data: Buffer) -> Buffer | None:
-        """Finds where the last frame begins; gives what goes to libnghttp2: all but a part of a frame's head.
-
-        None where there is something to be cut out.
-        """
+    def _follow(self, data: Buffer) -> bool:
+        """As ``add``, while no message is expected: all goes to libnghttp2 but WINDOW_UPDATE and a part of a head."""
         size, position, begin = len(data), self._left, -1
+        updates: list[int] = []
         while position + HEAD <= size:
-            begin = position
+            length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
             if data[position + 3] == _WINDOW_UPDATE:
-                return None
-            position += HEAD + (data[position] << 16 | data[position + 1] << 8 | data[position + 2])
+                if (
+                    length != _UPDATE
+                    or self._in_block
+                    or position + HEAD + _UPDATE > size
+                    or (begin >= 0 and data[begin + 3] in _BLOCKS and not data[begin + 4] & _END_HEADERS)
+                ):
+                    return self._cut(memoryview(data))
+                updates.append(position)
+            begin = position
+            position += HEAD + length
         if begin >= 0:
             self._note(bytes(data[begin : begin + HEAD]))
         if position >= size:
-            self._left = position - size
-            return data
-        self._left, self._head = 0, bytes(data[position:])
-        return data[:position]
+            self._left, position = position - size, size
+        else:
+            self._left, self._head = 0, bytes(data[position:])
+        if updates:
+            return self._apart(memoryview(data)[:position], updates)
+        return self._pass_on(data if position == size else data[:position])
+
+    def _apart(self, data: memoryview, updates: list[int]) -> bool:
+        """Takes WINDOW_UPDATE frames out."""
+        rest: list[Buffer] = []
+        run = 0
+        for position in updates:
+            if run < position:
+                rest.append(data[run:position])
+            run = position + HEAD + _UPDATE
+        if run < len(data):
+            rest.append(data[run:])
+        if rest and not self._pass_on(rest[0] if len(rest) == 1 else b"".join(rest)):
+            return False
+        owner = self._owner
+        if owner is None:
+            return False
+        for position in updates:
+            stream_id, size = _NUMBERS(data, position + 5)
+            grown = owner.grow(stream_id & WHOLE_WINDOW, size & WHOLE_WINDOW)
+            if not grown and (grown is False or not self._pass_on(data[position : position + HEAD + _UPDATE])):
+                return False
+        return True
 
     def _note(self, head: bytes) -> None:
         kind = head[3]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ngh2
 
 from workbench.protocol.binary import Buffer
-from workbench.server.grpc_frames import WHOLE_WINDOW, data_head
+from workbench.server.grpc_frames import HEAD, WHOLE_WINDOW, data_head
 
 _FIRST_WINDOW = 65_535  # until the client says otherwise
 _LEAST_FRAME = 16_384
@@ -62,6 +62,11 @@ class Outgoing:
         self._frame = _LEAST_FRAME
         self._outlets: dict[int, _Outlet] = {}
         self._ready: deque[_Outlet] = deque()  # have something to send and a window
+        # As long as nothing has to wait on a stream it has no outlet. Of it are kept: by how many bytes its window is
+        # smaller than at first, the small answer that is about to be sent, as a frame, and what ends it then.
+        self._spent: dict[int, int] = {}
+        self._now: dict[int, bytes] = {}
+        self._then: dict[int, Trailers] = {}
         self._idle_updates = 0  # WINDOW_UPDATE frames since the last answer
 
     # -- windows ------------------------------------------------------------------------------------------------------
@@ -76,6 +81,8 @@ class Outgoing:
         initial = changed.get(ngh2.Setting.INITIAL_WINDOW_SIZE, self._initial)
         more, self._initial = initial - self._initial, initial
         if more:
+            if self._spent and initial - min(self._spent.values()) > WHOLE_WINDOW:
+                raise Overflow
             for outlet in tuple(self._outlets.values()):
                 outlet.window += more
                 if outlet.window > WHOLE_WINDOW:
@@ -97,7 +104,12 @@ class Outgoing:
             if self._window > WHOLE_WINDOW:
                 raise Overflow
             return
-        outlet = self._outlet(stream_id)
+        outlet = self._outlets.get(stream_id)
+        if outlet is None:
+            spent = self._spent[stream_id] = self._spent.get(stream_id, 0) - size
+            if self._initial - spent > WHOLE_WINDOW:
+                raise Overflow
+            return
         outlet.window += size
         if outlet.window > WHOLE_WINDOW:
             raise Overflow
@@ -106,7 +118,8 @@ class Outgoing:
     def _outlet(self, stream_id: int) -> _Outlet:
         outlet = self._outlets.get(stream_id)
         if outlet is None:
-            outlet = self._outlets[stream_id] = _Outlet(stream_id, self._initial)
+            outlet = _Outlet(stream_id, self._initial - self._spent.get(stream_id, 0))
+            self._outlets[stream_id] = outlet
         return outlet
 
     def _wake(self, outlet: _Outlet) -> None:
@@ -118,8 +131,20 @@ class Outgoing:
 
     def add(self, stream_id: int, data: Buffer) -> int:
         """Bytes to send on a stream; gives how many now wait there."""
-        outlet = self._outlet(stream_id)
         size = len(data)
+        if (
+            size <= _LEAST_FRAME
+            and size <= self._window
+            and size + (spent := self._spent.get(stream_id, 0)) <= self._initial
+            and stream_id not in self._now
+            and stream_id not in self._outlets
+        ):
+            self._window -= size
+            self._spent[stream_id] = spent + size
+            self._now[stream_id] = data_head(stream_id, size) + data
+            self.queued += size
+            return size
+        outlet = self._outlet(stream_id)
         outlet.pieces.append(data)
         outlet.queued += size
         self.queued += size
@@ -131,6 +156,9 @@ class Outgoing:
         self._idle_updates = 0
         outlet = self._outlets.get(stream_id)
         if outlet is None or not outlet.pieces:
+            if stream_id in self._now:
+                self._then[stream_id] = trailers
+                return True
             return False
         outlet.trailers = trailers
         return True
@@ -138,11 +166,16 @@ class Outgoing:
     def waiting(self, stream_id: int) -> int:
         """Bytes that wait on a stream."""
         outlet = self._outlets.get(stream_id)
-        return 0 if outlet is None else outlet.queued
+        now = len(self._now[stream_id]) - HEAD if stream_id in self._now else 0
+        return now if outlet is None else now + outlet.queued
 
     def drop(self, stream_id: int) -> None:
         """The stream is over: what waits is not sent."""
-        outlet = self._outlets.pop(stream_id, None)
+        self._spent.pop(stream_id, None)
+        if stream_id in self._now:
+            self.queued -= len(self._now.pop(stream_id)) - HEAD
+            self._then.pop(stream_id, None)
+        outlet = self._outlets.pop(stream_id, None) if self._outlets else None
         if outlet is not None:
             self.queued -= outlet.queued
             outlet.pieces.clear()  # where it stands among those that are ready it is passed over
@@ -153,18 +186,25 @@ class Outgoing:
         """The connection is gone."""
         self._outlets.clear()
         self._ready.clear()
+        self._now.clear()
         self.queued = 0
 
     @property
     def sendable(self) -> bool:
         """Whether something can be sent now."""
-        return bool(self._ready) and self._window > 0
+        return bool(self._now) or (bool(self._ready) and self._window > 0)
 
     def take(self, most: int) -> Ready:
         """About ``most`` bytes of what can be sent now, the calls in turn."""
         parts: list[Buffer] = []
         ended: list[tuple[int, Trailers]] = []
         size, ready = 0, self._ready
+        if self._now:
+            parts += self._now.values()
+            ended += self._then.items()
+            size = sum(map(len, parts)) - HEAD * len(parts)
+            self._now.clear()
+            self._then.clear()
         while ready and self._window > 0 and size < most:
             outlet = ready.popleft()
             size += self._frames_of(outlet, parts, most - size)

@@ -1,0 +1,165 @@
+"""Large messages over gRPC, frame by frame: cut anywhere, padded, among other frames; answers within small windows."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import ngh2
+import numpy as np
+import pytest
+from grpc_models import LARGE_ANSWERS, Wire, framed, put, request, write_models
+from tritonclient.grpc import service_pb2 as pb
+
+from workbench.server import RunningServer, ServerOptions
+from workbench.server.grpc_send import Outgoing, Overflow
+
+WINDOW = 65_535
+END_STREAM, PADDED = 1, 8
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, start: Any) -> Iterator[RunningServer]:
+    root = write_models(tmp_path_factory.mktemp("large"))
+    put(root, "large", LARGE_ANSWERS)
+    with start(root, ServerOptions(name="large", exit_timeout_s=5.0)) as server:
+        yield server
+
+
+class Sender:
+    """Sends a call's DATA frames by hand, within the window that the server gives; ``room`` is what is left of it."""
+
+    def __init__(self, wire: Wire, method: str, seed: int) -> None:
+        self.wire = wire
+        self.stream = wire.call(method, end=False)
+        self.chance = random.Random(seed)
+        self.room = WINDOW
+        self.events: list[Any] = []
+        self._unread = b""
+
+    def send(self, data: bytes, *, last: bool = False) -> None:
+        """Frames of any size, some with padding, some cut in two on their way, other calls between them."""
+        while data:
+            size = min(len(data), self.chance.choice((1, 9, 500, 16_384, 40_000, 60_000)))
+            padding = self.chance.choice((0, 0, 1, 200))
+            flags = (PADDED if padding else 0) | (END_STREAM if last and size == len(data) else 0)
+            payload = bytes([padding]) * bool(padding) + data[:size] + bytes(padding)
+            while self.room < len(payload):
+                self.read()
+            self.room -= len(payload)
+            sent = struct.pack(">I", len(payload))[1:] + bytes((0, flags)) + struct.pack(">I", self.stream) + payload
+            cut = self.chance.choice((0, 3, len(sent) // 2, len(sent) - 1))
+            self.wire.socket.sendall(sent[:cut])
+            self.wire.socket.sendall(sent[cut:])
+            if not self.chance.randrange(8):
+                self.wire.call("ServerLive", b"")
+            data = data[size:]
+
+    def read(self) -> None:
+        """What the server says next. The client's library hears of no windows: it does not know what is sent here."""
+        got = self.wire.socket.recv(1 << 16)
+        assert got, "closed"
+        self._unread += got
+        while len(self._unread) >= 9 and len(self._unread) >= 9 + (size := int.from_bytes(self._unread[:3], "big")):
+            kind, stream = self._unread[3], int.from_bytes(self._unread[5:9], "big")
+            if kind != 8:
+                self.wire.h2.receive_data(self._unread[: 9 + size])
+            elif stream == self.stream:
+                self.room += int.from_bytes(self._unread[9:13], "big")
+            self._unread = self._unread[9 + size :]
+        self.events += [each for each in self.wire.h2.events() if getattr(each, "stream_id", 0) == self.stream]
+        self.wire.flush()
+
+    def body(self) -> bytes:
+        """What has been answered."""
+        return b"".join(each.data for each in self.events if isinstance(each, ngh2.DataReceived))
+
+    def status(self) -> bytes:
+        """How the call ended."""
+        while True:
+            for each in self.events:
+                if b"grpc-status" in (head := dict(getattr(each, "headers", ()))):
+                    return bytes(head[b"grpc-status"])
+            self.read()
+
+
+@pytest.fixture
+def wire(served: RunningServer) -> Iterator[Wire]:
+    with Wire(served.grpc_url, window=2**31 - 1) as made:
+        made.h2.set_local_window_size(2**31 - 1)
+        while not any(isinstance(each, ngh2.SettingsReceived) for each in made.read()):
+            pass  # from then on frames may be larger
+        yield made
+
+
+def numbers(count: int) -> Any:
+    return request("echo", *range(count)).SerializeToString()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_large_message_in_frames_of_any_kind(wire: Wire, seed: int) -> None:
+    sender = Sender(wire, "ModelInfer", seed)
+    sender.send(framed(numbers(200_000)), last=True)
+    assert sender.status() == b"0"
+    answer = pb.ModelInferResponse.FromString(sender.body()[5:])
+    assert np.array_equal(
+        np.frombuffer(answer.raw_output_contents[0], np.float32), np.arange(200_000, dtype=np.float32)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_of_a_stream_and_the_window_after_them(wire: Wire, seed: int) -> None:
+    sender = Sender(wire, "ModelStreamInfer", seed)
+    counts = (200_000, 3, 50_000, 20_000, 100_000)
+    sender.send(b"".join(framed(numbers(count)) for count in counts))
+    while len(sender.body()) < 4 * sum(counts):
+        sender.read()
+    assert 0 < sender.room <= WINDOW, (
+        "a call may send no more than its window before the server says that it takes more"
+    )
+    sender.send(framed(numbers(1)), last=True)
+    assert sender.status() == b"0"
+    body, found = sender.body(), []
+    while body:
+        size = int.from_bytes(body[1:5], "big")
+        answer = pb.ModelStreamInferResponse.FromString(body[5 : 5 + size]).infer_response
+        found.append(len(answer.raw_output_contents[0]) // 4)
+        body = body[5 + size :]
+    assert found == [*counts, 1]
+
+
+def test_a_large_message_that_ends_too_early(wire: Wire) -> None:
+    sender = Sender(wire, "ModelInfer", 1)
+    sender.send(framed(numbers(200_000))[:-70_000], last=True)
+    assert sender.status() == b"13"
+
+
+@pytest.mark.parametrize("window", [1, 1000, 300_000])
+def test_answers_within_the_windows(served: RunningServer, window: int) -> None:
+    """The client's library ends the connection where its windows are not kept."""
+    count = 500 if window == 1 else 300_000
+    with Wire(served.grpc_url, window=window) as wire:
+        status, _, body = wire.answer(wire.call("ModelInfer", request("large", count).SerializeToString()))
+        assert status == 0
+        assert len(pb.ModelInferResponse.FromString(body[5:]).raw_output_contents[0]) == 4 * count
+
+
+def test_a_window_that_changes_while_an_answer_waits() -> None:
+    out = Outgoing()
+    out.settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 10})
+    assert out.add(1, bytes(100)) == 100
+    assert out.take(1000).size == 10
+    out.settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 5})
+    out.grow(1, 5)
+    assert not out.sendable, "what is sent is more than the window is now"
+    out.grow(1, 3)
+    assert out.take(1000).size == 3
+    assert not out.end(3, ())
+    assert out.end(1, ((b"grpc-status", b"0"),))
+    out.grow(1, 1000)
+    assert out.take(1000)[1:] == (87, [(1, ((b"grpc-status", b"0"),))])
+    assert out.queued == 0
+    with pytest.raises(Overflow):
+        out.grow(1, 2**31 - 1)
