@@ -45,20 +45,23 @@ class Asker:
 
     def send(self, requests: Iterable[InferenceRequest]) -> list[Asked]:
         """Sends all of them in one go of the loop."""
-        asked = [(request, Asked()) for request in requests]
-
-        def run() -> None:
-            for request, each in asked:
-                try:
-                    each.ticket = self.engine.submit(request, self._collector(each))
-                except WorkbenchError as error:
-                    each.refused = error
-                    each.ended.set()
-
+        asked: list[Asked] = []
         done = threading.Event()
-        self.engine.loop.call_soon_threadsafe(lambda: (run(), done.set()))
+        self.engine.loop.call_soon_threadsafe(
+            lambda: (asked.extend(self.send_here(each) for each in requests), done.set())
+        )
         assert done.wait(10)
-        return [each for _, each in asked]
+        return asked
+
+    def send_here(self, request: InferenceRequest) -> Asked:
+        """Sends one request from the engine's loop, on which this is called."""
+        each = Asked()
+        try:
+            each.ticket = self.engine.submit(request, self._collector(each))
+        except WorkbenchError as error:
+            each.refused = error
+            each.ended.set()
+        return each
 
     def _collector(self, each: Asked) -> Callable[[InferenceResponse], None]:
         def collect(response: InferenceResponse) -> None:

@@ -1,9 +1,9 @@
 """A backend for tests of the engine: its models answer when the test lets them, and misbehave when a request asks.
 
 It stands behind the same seam as every backend. ``y`` is ``x``; the request parameter ``do`` asks for more: ``raise``,
-``interrupt`` (what Ctrl-C raises), ``error`` (an error for this request alone), ``nothing`` (no answer), ``stream:N``
-(N responses before the final one), ``cancel`` (waits for the cancellation, then answers CANCELLED), ``again:N`` (gives
-the request back N times).
+``unready`` (raises before its inputs are ready, on a thread), ``interrupt`` (what Ctrl-C raises), ``error`` (an error
+for this request alone), ``nothing`` (no answer), ``stream:N`` (N responses before the final one), ``cancel`` (waits for
+the cancellation, then answers CANCELLED), ``again:N`` (gives the request back N times).
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ def outputs(request: InferenceRequest) -> list[Any]:
 
 class ThreadGate:
     kind: Literal["thread"] = "thread"
+    tells_ready = True
 
     def __init__(self, model: GateModel, spec: InstanceSpec) -> None:
         self.gate = model.gate
@@ -135,6 +136,9 @@ class ThreadGate:
         self.gate.batches.append([request.id for request in execution.requests])
         self.gate.started.release()
         execution.input_end = self.clock()
+        if any(request.parameters.get("do") == "unready" for request in execution.requests):
+            raise ValueError("the inputs are wrong")
+        execution.ready()
         assert self.gate.open.wait(20), "the test never opened the gate"
         execution.output_start = self.clock()
         for index, request in enumerate(execution.requests):

@@ -182,6 +182,10 @@ def _nowhere(report: ResponseReport) -> None:
     """Nobody counts responses."""
 
 
+def _nobody_waits() -> None:
+    """Nothing is to be done when the framework begins."""
+
+
 @dataclass(slots=True)
 class Execution:
     """One batch on its way through an instance.
@@ -202,7 +206,9 @@ class Execution:
     ``respond`` holds a thread that sends to a request of which ``RESPONSE_WINDOW`` responses are not taken yet (an
     ensemble's next step is at its limit, say). A loop instance may set ``taken``: it is called on the loop as (index,
     False) for each response, but for the final one, that has been taken, and as (index, True) when the request is over.
-    A backend whose responses are counted one by one gives the times of each to ``report``, from any thread.
+    A backend whose responses are counted one by one gives the times of each to ``report``, from any thread. A thread
+    instance that has ``tells_ready = True`` calls ``ready`` when all that is left is one call of its framework, which
+    lets other threads have the interpreter: the batch before may be answered only then.
     """
 
     requests: Sequence[InferenceRequest]
@@ -219,6 +225,7 @@ class Execution:
     rescheduled: set[int] | None = None
     taken: Callable[[int, bool], None] | None = None
     report: Callable[[ResponseReport], None] = _nowhere
+    ready: Callable[[], None] = _nobody_waits
 
 
 @dataclass(slots=True)

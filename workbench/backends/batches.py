@@ -172,6 +172,7 @@ class TensorInstance(ABC):
     """
 
     kind: Literal["thread"] = "thread"
+    tells_ready = True
 
     def __init__(self, context: ModelContext, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         self._clock = context.host.clock
@@ -184,6 +185,7 @@ class TensorInstance(ABC):
             raise InternalError("the instance is closed")
         prepared = self.prepare(self._form.feeds(execution.requests))
         execution.input_end = self._clock()
+        execution.ready()
         raw = self.run(prepared)
         execution.output_start = self._clock()
         self._form.respond(execution, self.take(raw))

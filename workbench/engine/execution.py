@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import traceback
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,9 @@ from workbench.scheduling.interface import Batch
 if TYPE_CHECKING:
     from workbench.engine.model import ModelVersion
     from workbench.records.columns import Row
+
+_SHORT_NS = 300_000
+"""Where inputs take longer to prepare than this, the answers to the batch before do not wait for it."""
 
 
 class Run:
@@ -244,11 +249,14 @@ class InstanceThread:
         self._clock = clock
         self._queue: SimpleQueue[Execution | None] = SimpleQueue()
         self.put = self._queue.put
+        self.following: Callable[[], Execution | None] = _nothing
+        """Gives the thread its next batch when it is done with one, where one stands ready (``engine.staging``)."""
         self._thread = threading.Thread(target=self._main, name=f"workbench-{spec.label}", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Ends the thread after what it has been given. Blocks, for ``timeout_s`` at most (a model may hang)."""
+        self.following = _nothing
         self._queue.put(None)
         self._thread.join(timeout_s)
 
@@ -256,6 +264,25 @@ class InstanceThread:
         with contextlib.suppress(WorkbenchError):  # the thread that has made the instance would have failed of it
             self._policy.pin()
         get, clock, instance = self._queue.get, self._clock, self._instance
+        tells = getattr(instance, "tells_ready", False)
         while (execution := get()) is not None:
-            execution.finish(run_batch(instance, execution, clock))  # type: ignore[arg-type]
-            execution = None
+            while execution is not None:
+                error = run_batch(instance, execution, clock)  # type: ignore[arg-type]
+                execution.compute_end = clock()
+                execution.ready()  # where it failed before it called that
+                execution.ready = _is_ready
+                following = self.following()
+                if following is None or not tells or execution.input_end - execution.compute_start > _SHORT_NS:
+                    execution.finish(error)
+                else:  # the loop, once woken, would take the interpreter away in the middle of preparing inputs
+                    following.ready = partial(execution.finish, error)
+                execution, following = following, None
+
+
+def _nothing() -> Execution | None:
+    """No batch is ever staged for an instance that does not serve."""
+    return None
+
+
+def _is_ready() -> None:
+    """The batch before is answered."""

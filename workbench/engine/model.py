@@ -12,6 +12,8 @@ from workbench.backends.base import LoadedModel
 from workbench.engine.books import counts_though_failed, finish_response, write_batch, write_request
 from workbench.engine.core import EngineCore
 from workbench.engine.execution import InstanceSlot, Run
+from workbench.engine.ordering import AnswerOrder
+from workbench.engine.staging import Stage
 from workbench.engine.statistics import ModelStatistics
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.engine.timers import TimerHandle
@@ -63,7 +65,8 @@ class ModelVersion:
         self.took_ns = -1
         self._late: set[InstanceSlot] = set()
         self._turns = core.turns
-        self._order: deque[Ticket] = deque()
+        self._order = AnswerOrder(self._call)
+        self.stage = Stage(self)
         self._planned = False
         self._timer: TimerHandle | None = None
         self._on_empty: Callable[[], None] | None = None
@@ -86,6 +89,7 @@ class ModelVersion:
     def reconfigure(self, config: Any, epoch: int) -> None:
         """New settings in place: nothing that waits or runs is lost."""
         self.core.inline.withdraw()
+        self.stage.withdraw()
         self.adopt_config(config)
         self.epoch = epoch
         self.scheduler.reconfigure(self.settings, self.core.clock())
@@ -102,6 +106,7 @@ class ModelVersion:
             return
         slot.ready = True
         slot.look_at_health()
+        self.stage.serve(slot)
         self.slots.append(slot)
         if slot.healthy:
             self.idle.append(slot)
@@ -111,6 +116,7 @@ class ModelVersion:
         """Takes an instance out; it is closed after the batch that it runs."""
         self.core.inline.withdraw()
         slot.retired = True
+        self.stage.withdraw()
         (self.passive if slot.spec.passive else self.slots).remove(slot)
         if slot.run is None:
             self._late.add(slot)
@@ -171,6 +177,7 @@ class ModelVersion:
     @property
     def pending(self) -> int:
         """Requests that wait for an instance."""
+        self.stage.settle()
         waiting: int = self.scheduler.waiting
         return waiting
 
@@ -199,12 +206,13 @@ class ModelVersion:
             raise InstanceDied(f"no instance of model '{self.name}' is left: {self.slots[0].why}")
         if self.passive and not self.slots:
             raise NotReady(f"model '{self.name}' has passive instances only, which execute nothing")
+        self.stage.expect(ticket, now)
         answer = self.scheduler.offer(ticket, now)
         if type(answer) is RejectedItem:
             raise refusal(request, answer)
         self._open[ticket.id] = ticket
         if self.settings.preserve_ordering and self.orders_by_arrival:
-            self._keep_in_order(ticket)
+            self._order.keep(ticket)
         if not self._planned:
             self._planned = True
             self.core.loop.call_soon(self._dispatch)
@@ -217,13 +225,9 @@ class ModelVersion:
             request = dataclasses.replace(request, inputs=inputs, form=None)
         return self.ticket_class(self, request, on_response, self.core.next_seq(), rows, now, shape_key, input_set)
 
-    def _keep_in_order(self, ticket: Ticket) -> None:
-        """The answers of this request come behind those of the requests that were here before it."""
-        ticket.held = []
-        self._order.append(ticket)
-
     def waiting_for(self, ticket: Ticket) -> Iterator[Ticket]:
         """The requests in a queue that this one waits for: itself; of an ensemble, its steps'."""
+        self.stage.settle()
         if ticket.run is None and ticket.id in self._open:
             yield ticket
 
@@ -237,6 +241,7 @@ class ModelVersion:
         """Cancels a request (1.17)."""
         if ticket.id not in self._open or ticket.cancelled:
             return
+        self.stage.withdraw()
         ticket.cancelled = True
         if ticket.run is None and self.scheduler.cancel(ticket.id, self.core.clock()):
             self._fail(ticket, Cancelled(""))
@@ -264,6 +269,7 @@ class ModelVersion:
         self._planned = False
         scheduler, idle = self.scheduler, self.idle
         now = self.core.clock()
+        self.stage.look(now, idle=bool(idle))
         for rejected in scheduler.expire(now):
             ticket = self._open.get(rejected.id)
             if ticket is not None:
@@ -282,6 +288,8 @@ class ModelVersion:
                 idle.appendleft(slot)
                 break
             self._execute(slot, batch)
+        if not idle:
+            self.stage.prepare(now)
         self._arm()
 
     def take_turn(self, slot: InstanceSlot) -> bool:
@@ -316,12 +324,15 @@ class ModelVersion:
         """A batch has left its instance."""
         slot = run.slot
         now = self.core.clock()
-        slot.run = None
+        self.stage.settle()
+        self.stage.overtaken = False
         self.core.busy_poll.came()
-        if slot.retired:
-            self._let_slot_go(slot)
-        elif slot.healthy and slot.ready:
-            self.idle.append(slot)
+        if slot.run is run:  # else its thread has gone on with what was staged
+            slot.run = None
+            if slot.retired:
+                self._let_slot_go(slot)
+            elif slot.healthy and slot.ready:
+                self.idle.append(slot)
         batch = run.batch
         if batch.seq >= 0:
             self.scheduler.complete(batch, now)
@@ -373,25 +384,11 @@ class ModelVersion:
         if response.final:
             self._end(ticket, response)
         if self._order:
-            self._send_in_order(ticket, response)
+            self._order.send(ticket, response)
         else:
             self._call(ticket, response)
         if ticket.flow is not None and not response.final and not ticket.by_hand:
             ticket.flow.take()
-
-    def _send_in_order(self, ticket: Ticket, response: InferenceResponse) -> None:
-        if ticket.held is None:
-            self._call(ticket, response)
-        else:
-            ticket.held.append(response)
-        order = self._order
-        while order and order[0].held:
-            head = order[0]
-            held, head.held = head.held, []
-            for each in held or ():
-                self._call(head, each)
-                if each.final:
-                    order.popleft()
 
     def _call(self, ticket: Ticket, response: InferenceResponse) -> None:
         try:
@@ -409,6 +406,7 @@ class ModelVersion:
 
     def _fail_waiting(self, make: Callable[[], WorkbenchError]) -> None:
         now = self.core.clock()
+        self.stage.withdraw()
         for ticket in list(self._open.values()):
             if ticket.run is None and self.scheduler.cancel(ticket.id, now):
                 self._fail(ticket, make())
@@ -438,6 +436,7 @@ class ModelVersion:
     def drain(self) -> None:
         """From now on what waits leaves without delay."""
         self.core.inline.withdraw()
+        self.stage.withdraw()
         self.scheduler.drain(self.core.clock())
         self.plan()
 
@@ -460,13 +459,13 @@ class ModelVersion:
         done = self.core.loop.create_future()
         self._on_empty = lambda: None if done.done() else done.set_result(None)
         if self.open_requests or self.holds:
-            self.scheduler.drain(self.core.clock())
-            self.plan()
+            self.drain()
             await done
         await self.close()
 
     async def close(self) -> None:
         """Closes instances and model now; used after ``retire`` has waited, and by a load that failed."""
+        self.stage.withdraw()
         if self._timer is not None:
             self._timer.cancel()
         slots, self.slots, self.passive = [*self.slots, *self.passive], [], []
@@ -490,6 +489,7 @@ class ModelVersion:
 
     def abandon(self, error: WorkbenchError) -> None:
         """Answers everything that is open with an error: the wait for it is over."""
+        self.stage.withdraw()
         for slot in self.slots:
             slot.patience_s = 1.0
         for ticket in list(self._open.values()):

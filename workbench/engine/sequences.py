@@ -163,7 +163,7 @@ class SequenceVersion(ModelVersion):
             assert isinstance(ticket, Ticket)
             tickets.append(ticket)
             if self.settings.preserve_ordering and ticket.held is None:
-                self._keep_in_order(ticket)
+                self._order.keep(ticket)
         error: WorkbenchError | None = None
         requests: list[InferenceRequest] | None = None
         try:

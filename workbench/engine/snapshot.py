@@ -123,6 +123,7 @@ def version_snapshot(entry: ModelEntry, number: int, slot: VersionSlot, now: int
             **common, max_batch_size=0, pending=0, pending_rows=0, running=0, oldest_ms=0.0, instances=(), failures={},
             statistics={}, recent_batches=(), delay_microseconds=0,
         )  # fmt: skip
+    model.stage.settle()
     queue = model.scheduler.statistics(now)
     return VersionSnapshot(
         **common,

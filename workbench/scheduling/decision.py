@@ -41,12 +41,21 @@ class Rules:
 
 @dataclass(slots=True)
 class Cut:
-    """What was decided: ``items`` leave for ``reason``, or, if ``hold`` is set, nothing leaves before then (ns)."""
+    """What was decided: ``items`` leave for ``reason``, or, if ``hold`` is set, nothing leaves before then (ns).
+
+    ``until`` is the last time (ns) at which the decision would be the same, whatever comes behind what waits now; 0
+    where an arrival could change it.
+    """
 
     items: list[Item]
     rows: int
     reason: Reason
     hold: int | None = None
+    until: int = 0
+
+
+ALWAYS = 2**63 - 1
+"""A decision's ``until`` that no time ends."""
 
 
 def decide(items: Iterator[Item], rules: Rules, now: int, *, oldest_first: bool, draining: bool) -> Cut:
@@ -65,6 +74,7 @@ def decide(items: Iterator[Item], rules: Rules, now: int, *, oldest_first: bool,
     shape, inputs = first.shape_key, first.input_set
     best, best_rows = (1, rows) if rows in preferred else (0, 0)
     stop: Reason | None = None
+    closed = False
     # Beyond the largest preferred size nothing can change any more if the delay is known not to be over.
     only_best = oldest_first and not (delay and now - oldest >= delay)
     for item in items:
@@ -73,6 +83,7 @@ def decide(items: Iterator[Item], rules: Rules, now: int, *, oldest_first: bool,
             if not best:
                 best, best_rows = len(pending), rows
             if only_best:
+                closed = True
                 break
         if total > max_rows:
             stop = "full"
@@ -90,10 +101,14 @@ def decide(items: Iterator[Item], rules: Rules, now: int, *, oldest_first: bool,
         if rows in preferred:
             best, best_rows = len(pending), rows
     exceeded = bool(delay) and now - oldest >= delay
+    whole = rows >= max_rows
+    closed = closed or whole or stop is not None
     if best and not exceeded:
         reason: Reason = "preferred" if best_rows in preferred and best_rows < max_preferred else "full"
-        return Cut(pending[:best], best_rows, reason)
-    cut = Cut(pending, rows, stop or "full")
+        same = not delay or (whole and best == len(pending) and reason == "full")
+        ends = ALWAYS if same else oldest + delay - 1
+        return Cut(pending[:best], best_rows, reason, until=ends if closed or rows >= max_preferred else 0)
+    cut = Cut(pending, rows, stop or "full", until=ALWAYS if closed else 0)
     if stop is None and not (rows >= max_rows or (rows >= max_preferred and not best)):
         if exceeded:
             cut.reason = "delay"

@@ -9,7 +9,8 @@ formed batch may still grow until it starts, as long as it is not marked saturat
 batches whose delay is over. Here nothing is formed before an instance is idle, so:
 
 - late joiners need no rule: whoever arrives before the instance asks is seen by the pass. With preferred sizes
-  the largest one reachable *when the instance asks* is taken, where Triton may have cut a smaller one before;
+  the largest one reachable *when the instance asks* is taken, where Triton may have cut a smaller one before. What
+  ``foresee`` gives ahead of time is what the instance will get in any case, and waits until it has it;
 - while all instances are busy, batches are at least as large as Triton's, and requests that Triton holds in formed
   batches count as waiting: in ``max_queue_size``, in the pending gauge, for timeouts and for cancelling. With a queue
   limit, a timeout or priorities Triton does not form ahead either, so there the counts agree;
@@ -27,7 +28,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from workbench.scheduling.decision import Cut, Rules, decide
+from workbench.scheduling.decision import ALWAYS, Cut, Rules, decide
 from workbench.scheduling.interface import Accepted, Batch, Item, QueueStatistics, RejectedItem
 from workbench.scheduling.queues import LevelQueue
 from workbench.scheduling.settings import BatcherSettings
@@ -91,7 +92,9 @@ class DynamicBatcher:
     def _configure(self, settings: BatcherSettings) -> None:
         self._settings = settings
         self._batching = settings.batching
-        self._rules = Rules.of(settings)
+        self._rules = rules = Rules.of(settings)
+        # fewer rows than this are no full batch, nor one of the largest preferred size
+        self._least_ahead = max(1, min(rules.max_rows, rules.max_preferred)) if settings.batching else 1
         self._levels = {}
         self._numbers = []
         self._base = self._add_level(0)
@@ -176,11 +179,21 @@ class DynamicBatcher:
         else:
             self._hold_rows = rows
 
+    def comes_last(self, priority: int) -> bool:
+        """Whether a request of this priority, were it to come now, would be behind all that wait."""
+        if len(self._numbers) == 1:
+            return not self._delayed
+        number = self._settings.level(priority)
+        level = self._levels.get(number)
+        return (level is None or not level.delayed) and self._is_lowest(number)
+
     def _is_last(self, item: Item, level: LevelQueue) -> bool:
         """Whether the pass comes to this new item after all others."""
-        if level.delayed:
-            return False
-        return all(number <= level.number or not len(self._levels[number]) for number in reversed(self._numbers))
+        return not level.delayed and self._is_lowest(level.number)
+
+    def _is_lowest(self, wanted: int) -> bool:
+        """Whether nothing waits in the levels behind this one."""
+        return all(number <= wanted or not len(self._levels[number]) for number in reversed(self._numbers))
 
     # ---- batches
 
@@ -207,17 +220,50 @@ class DynamicBatcher:
                 self._hold(cut)
                 self._refused = True
                 return None
-            self._take(cut)
         else:
-            _, item = self._base.live.popitem(last=False)
-            cut = Cut([item], item.rows, "direct")
+            cut = self._first()
+        self._leave(cut.items, cut.rows, now)
+        return Batch(self.number_batch(), instance, cut.items, cut.rows, cut.reason, now)
+
+    def foresee(self, now: int) -> Cut | None:
+        """What the next instance to ask will get, if it is a full batch and certain; it goes on waiting.
+
+        It stays so until ``Cut.until``, as long as nobody calls anything else here but ``offer`` with requests for
+        which ``comes_last`` is true. ``leave`` tells that an instance has taken it.
+        """
+        if self._rows < self._least_ahead or not self._count or (self._hooked and self._is_hooked()):
+            return None
+        heap = self._deadlines
+        while heap and not self._is_watched(heap[0]):
+            heapq.heappop(heap)
+        cut = self._pass(now) if self._batching else self._first()
+        if heap:
+            cut.until = min(cut.until, heap[0][0])
+        return cut if cut.until >= now else None
+
+    def leave(self, batch: Batch, now: int) -> None:
+        """An instance has taken what ``foresee`` gave."""
+        self._leave(batch.items, batch.rows, now)
+
+    def _leave(self, items: Sequence[Item], rows: int, now: int) -> None:
+        if len(self._numbers) == 1 and not self._delayed:
+            pop = self._base.live.popitem
+            for _ in items:
+                pop(last=False)
+        else:
+            for item in items:
+                self._remove(item)
         self._hold_until = None
         self._refused = False
         self._running += 1
-        self._count -= len(cut.items)
-        self._rows -= cut.rows
+        self._count -= len(items)
+        self._rows -= rows
         self._changed = now
-        return Batch(self.number_batch(), instance, cut.items, cut.rows, cut.reason, now)
+
+    def _first(self) -> Cut:
+        """Without batching every request is a batch, in order of arrival. At least one must wait."""
+        item = next(iter(self._base.live.values()))
+        return Cut([item], item.rows, "direct", until=ALWAYS)
 
     def leaves_alone(self, rows: int) -> bool:
         """Whether a request that finds an idle instance and nothing waiting would leave at once. Thread-safe."""
@@ -243,16 +289,6 @@ class DynamicBatcher:
         one_queue = len(self._numbers) == 1 and not self._delayed
         items = iter(self._base.live.values() if one_queue else self._in_order())
         return decide(items, self._rules, now, oldest_first=one_queue, draining=self._draining)
-
-    def _take(self, cut: Cut) -> None:
-        """Removes what leaves from the queues."""
-        if len(self._numbers) == 1 and not self._delayed:
-            pop = self._base.live.popitem
-            for _ in cut.items:
-                pop(last=False)
-        else:
-            for item in cut.items:
-                self._remove(item)
 
     def _remove(self, item: Item) -> None:
         level = self._levels[item.level]
