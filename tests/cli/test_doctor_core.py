@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from workbench.cli import main
+
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FRAMEWORKS = {"pytorch", "tensorrt", "tensorrt_rtx", "openvino", "tensorflow", "fil", "dali"}
@@ -85,6 +87,32 @@ def test_with_the_core_alone_nothing_crashes(core: Path, tmp_path: Path) -> None
             subprocess.run([core, "-m", "workbench.cli", verb, "--help"], capture_output=True, check=False).returncode
             == 0
         )
+
+
+@pytest.mark.parametrize("columns", [80, 120, None])
+def test_what_is_printed_is_readable_at_any_width(
+    columns: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = {
+        "python": {"works": True, "version": "3.11", "device": "CPU", "why": "", "install": ""},
+        "tensorrt": {
+            "works": False, "version": "", "device": "", "why": "it needs a driver of NVIDIA's " * 8,
+            "install": "pip install tensorrt from NVIDIA's own package index, or a container of NVIDIA's " * 2,
+        },
+    }  # fmt: skip
+    devices = {"cpu": "2 cores", "memory_gib": 8.0, "gpus": [], "gpu_note": "no GPU here"}
+    report = {"backends": states, "packages": {"numpy": "2"}, "devices": devices, "python": "3.11", "platform": "Linux"}
+    monkeypatch.setattr("workbench.cli.doctor.examine", lambda: report)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= (columns or 100)
+    words = " ".join(shown.split())
+    assert "tensorrt: it needs a driver of NVIDIA's it needs" in words
+    assert "tensorrt, to install: pip install tensorrt from NVIDIA's own package index, or a container" in words
+    assert "python:" not in words
 
 
 @pytest.mark.full

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
@@ -16,6 +18,7 @@ EXAMPLE = "workbench doctor --json"
 
 AT_ONCE = 2
 """Frameworks that are imported at the same time: an import keeps one core busy."""
+WIDTH = 100
 _PACKAGES = (
     "numpy",
     "onnxruntime",
@@ -47,18 +50,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from workbench.cli.tables import print_table
 
+    backends = report["backends"]
     rows = [
-        (
-            name,
-            "works" if entry["works"] else "does not work",
-            entry["version"],
-            entry["device"],
-            entry["why"],
-            entry["install"],
-        )
-        for name, entry in report["backends"].items()
+        (name, "works" if entry["works"] else "does not work", entry["version"], entry["device"])
+        for name, entry in backends.items()
     ]
-    print_table(("backend", "", "version", "device", "note", "install"), rows, title="Backends")
+    print_table(("backend", "", "version", "device"), rows, title="Backends")
+    for name, entry in backends.items():
+        _print_note(name, entry["why"])
+        _print_note(f"{name}, to install", entry["install"])
+    print()
     print_table(("package", "version"), list(report["packages"].items()), title="Packages")
     devices = report["devices"]
     print(f"Python {report['python']} on {report['platform']}")
@@ -68,6 +69,14 @@ def run(args: argparse.Namespace) -> int:
     if not devices["gpus"]:
         print(devices["gpu_note"])
     return 0
+
+
+def _print_note(head: str, text: str) -> None:
+    """A sentence in lines of a readable width: a terminal's, else ``WIDTH``."""
+    width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
+    # a command or a path that is broken at its hyphens cannot be copied
+    lines = textwrap.wrap(f"{head}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
+    print(*(lines if text else ()), sep="\n", end="\n" if text else "")
 
 
 def examine() -> dict[str, Any]:

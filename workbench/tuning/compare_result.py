@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -82,12 +81,13 @@ class ModelFigures:
         found = [self.error] if self.error else []
         if self.drift is not None and self.drift.metric_error:
             found.append(self.drift.metric_error)
-        left_out = Counter(why for point in self.blocks if not (usable(point) or self.error) for why in _why(point))
-        of = len(self.blocks)
-        return found + [
-            f"{count} of {of} blocks {'was' if count == 1 else 'were'} left out: {why}"
-            for why, count in left_out.items()
-        ]
+        left_out = [_why(point) for point in self.blocks if not (usable(point) or self.error)]
+        if left_out:
+            whys = list(dict.fromkeys(why for each in left_out for why in each))
+            more = f"; and {len(whys) - 2} more" if len(whys) > 2 else ""
+            were = "was" if len(left_out) == 1 else "were"
+            found.append(f"{len(left_out)} of {len(self.blocks)} blocks {were} left out: {'; '.join(whys[:2])}{more}")
+        return found
 
     @property
     def remarks(self) -> list[str]:
