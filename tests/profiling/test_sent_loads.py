@@ -321,6 +321,29 @@ def test_a_trace_is_replayed_at_its_factor_with_its_inputs_classes_and_sequences
     assert frame["distribution"] == "trace"
 
 
+@pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.full), "kernel"])
+def test_requests_of_a_trace_have_their_ids_and_one_that_is_too_long_is_said(
+    server: Any, root: Path, tmp_path: Path, protocol: str
+) -> None:
+    names = ["a", "", 'quoted "b", and more', "c" * 256, "d" * 257, "a"]
+    tensor = Tensor.from_numpy("X", np.array([[1]], np.int32))
+    requests = [InferenceRequest("notes", [tensor], id=name) for name in names]
+    trace = Trace.of([(20_000_000 * at, each) for at, each in enumerate(requests)])
+    replay = wb.Load.replay(trace.save(tmp_path / "named.trace.npz"), warmup_s=0.0)
+    target = wb.Engine(root, models=["notes"]) if protocol == "kernel" else server
+    asked = wb.connect(server.grpc_url) if protocol == "grpc" else target
+    try:
+        with target.capture("notes") as capture:
+            point = asked.profile("notes", replay)
+    finally:
+        for each in {id(asked): asked, id(target): target}.values():
+            if each is not server:
+                each.close()
+    assert point.errors == {}
+    assert [each.id for _, each in capture.requests()] == [*names[:4], "", "a"]
+    assert "1 requests are sent without their id, which is longer than 256 characters" in point.notes
+
+
 def test_intervals_of_perf_analyzer_send_the_models_example_inputs(server: Any, book: Any, tmp_path: Path) -> None:
     path = tmp_path / "intervals"
     path.write_text("20000\n5000\n" * 10)

@@ -29,7 +29,7 @@ def traffic() -> Trace:
     return Trace.of(
         [
             (5_000_000, request(priority=2, timeout=500, parameters={"k": 1.5})),
-            (1_000_000, request()),
+            (1_000_000, request(id="first, by time")),
             (6_000_000, request("s", sequence_start=True, **step)),
             (9_000_000, request("s", sequence_end=True, **step)),
             (9_000_000, request(outputs=[RequestedOutput("Y")])),
@@ -49,6 +49,7 @@ def test_a_trace_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     assert again.inputs[1][0].data.tolist() == [["naïve".encode(), b""]]
     assert again.sequence_of.tolist() == [0, 0, 1, 1, 0]
     assert again.flags.tolist() == [0, 0, START, END, 0]
+    assert again.ids == ("first, by time", "", "", "", "")
     kinds = [again.classes[index] for index in again.class_of]
     assert [kind.model for kind in kinds] == ["m", "m", "s", "s", "m"]
     assert (kinds[1].priority, kinds[1].timeout, kinds[1].parameters) == (2, 500, {"k": 1.5})

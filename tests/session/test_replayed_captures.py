@@ -58,7 +58,7 @@ def said(request: InferenceRequest) -> tuple[Any, ...]:
     """All that a model may see of a request."""
     tensors = [(each.name, each.datatype, each.shape, each.data.tolist()) for each in request.inputs]
     wanted = [each.name for each in request.outputs]
-    return request.priority, request.timeout, sorted(request.parameters.items()), wanted, tensors
+    return request.id, request.priority, request.timeout, sorted(request.parameters.items()), wanted, tensors
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,7 @@ def traffic(served: WorkbenchServer) -> Capture:
                 opened.infer(
                     "sums", given(module, values), priority=at % 4, timeout=10_000_000 + at, parameters={"at": at},
                     outputs=[module.InferRequestedOutput("SUM")] if at % 2 else None,
+                    request_id="" if at % 4 == 0 else f'ask "{"ü" * at}", {at}',
                 )  # fmt: skip
                 if at < len(GAPS_S):
                     sleep(GAPS_S[at])
@@ -102,6 +103,7 @@ def test_the_same_requests_come_again_at_the_same_distances(
     assert point.failed == 0
     first, second = traffic.requests(), again.requests()
     assert [said(request) for _, request in second] == [said(request) for _, request in first]
+    assert len({request.id for _, request in first}) == 9  # with those that have none
     assert {request.front for _, request in second} == {protocol}
     gaps = np.diff([at for at, _ in second]) * factor
     long = np.array(GAPS_S) > 0.1

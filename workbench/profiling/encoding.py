@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,9 @@ from workbench.profiling.requests import Prepared
 from workbench.profiling.shared import SharedTensors
 from workbench.profiling.target import Target
 from workbench.protocol.tensors import InferenceRequest
+
+_ROOM = "~"
+"""What stands for each byte of an id that is put in when a request is sent."""
 
 
 def encode(target: Target, prepared: Prepared, shared: SharedTensors | None = None) -> tuple[list[bytes], Plan]:
@@ -30,7 +34,10 @@ def encode(target: Target, prepared: Prepared, shared: SharedTensors | None = No
     streaming = _streaming(prepared)
     specs: dict[str, Sequence[Mapping[str, Any]]] = {}
     messages = []
+    width = max((len(json.dumps(each)) - 2 for each in prepared.plan.request_ids), default=0)
     for request, streams in zip(prepared.requests, streaming, strict=True):
+        if width and not grpc:
+            request = replace(request, id=_ROOM * width)
         if grpc:
             messages.append(_grpc(request, shared))
         else:
@@ -42,7 +49,19 @@ def encode(target: Target, prepared: Prepared, shared: SharedTensors | None = No
         _id_at(message, varint) if request.sequence_id else -1
         for message, request in zip(messages, prepared.requests, strict=True)
     ]
-    return messages, replace(prepared.plan, id_at=places if max(places, default=-1) >= 0 else (), varint=varint)
+    plan = replace(prepared.plan, id_at=places if max(places, default=-1) >= 0 else (), varint=varint)
+    if width:
+        plan = replace(plan, room_at=[() if grpc else _room_in(message, width) for message in messages])
+    return messages, plan
+
+
+def _room_in(message: bytes, width: int) -> tuple[int, int]:
+    """Where a request's id stands in JSON, from its name to the comma behind it."""
+    name = message.find(b'"id"')
+    end = message.find(b",", message.find(_ROOM.encode() * width, max(0, name)))
+    if name < 0 or end < 0:
+        raise InternalError("the request's id is not in the encoded request")
+    return name, end + 1 - name
 
 
 def _streaming(prepared: Prepared) -> list[bool]:
@@ -101,7 +120,9 @@ def _http(
     if shared is None:
         headers, buffers = encode_request(request)
         return http_messages(url, infer_path(request), [(headers, b"".join(buffers))])[0]
-    head: dict[str, Any] = {"parameters": said} if said else {}
+    head: dict[str, Any] = {"id": request.id} if request.id else {}
+    if said:
+        head["parameters"] = said
     head["inputs"] = [
         {
             "name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape),

@@ -99,6 +99,7 @@ class KernelLoad:
         request = replace(self._requests[message])
         if sequence_id:
             request.sequence_id = str(sequence_id) if isinstance(request.sequence_id, str) else sequence_id
+        request.id = self._sender.request_id(number) or request.id
         recorder, answers, clock = self._recorder, self._answers, self._clock
         first_error: list[str] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,9 @@ ID_COUNT = 1_000_000_000
 
 VARIANTS = 4
 """A request of a sequence lies in the list of messages four times: with no flag, START (1), END (2), and both (3)."""
+
+_ID_FIELD = b"\x1a"
+"""Field 3 of ``ModelInferRequest``, a text."""
 
 DEFAULT_LENGTH = 20
 """Requests of a sequence, as perf_analyzer has it."""
@@ -41,7 +45,8 @@ class Plan:
     """All classes, in the order of the load; of a trace also each row's class, message, sequence and flags.
 
     ``id_at`` is where the correlation id stands in each message (-1: nowhere), as digits, or where ``varint`` says so
-    as a protobuf varint.
+    as a protobuf varint. ``request_ids`` are those of a trace's rows, ``room_at`` is where in each message there is
+    room for them (from, bytes); in a serialised gRPC message it is behind its end.
     """
 
     classes: tuple[ClassPlan, ...]
@@ -51,6 +56,8 @@ class Plan:
     flags: Sequence[int] = ()
     id_at: Sequence[int] = ()
     varint: bool = False
+    request_ids: Sequence[str] = ()
+    room_at: Sequence[Sequence[int]] = ()
 
     @classmethod
     def plain(cls, count: int, *, streaming: bool = False) -> Plan:
@@ -77,10 +84,28 @@ def with_id(message: bytes, at: int, number: int, *, varint: bool) -> bytes:
     return message[:at] + new + message[at + len(new) :]
 
 
+def with_request_id(message: bytes, room: Sequence[int], request_id: str) -> bytes:
+    """A message with the id that a request calls itself by.
+
+    Args:
+        message: an HTTP message with room for it, or a serialised ``ModelInferRequest``.
+        room: from where, and how many bytes; empty for gRPC, where a field may come behind all others.
+        request_id: the id; empty: none.
+    """
+    if room:
+        at, length = room
+        text = b'"id":%b,' % json.dumps(request_id).encode() if request_id else b""
+        return message[:at] + text.ljust(length) + message[at + length :]
+    raw = request_id.encode()
+    return message + _ID_FIELD + _varint(len(raw)) + raw if raw else message
+
+
 def encoded_id(number: int, *, varint: bool) -> bytes:
     """A correlation id as it stands in a message: ten digits, or five bytes."""
-    if not varint:
-        return b"%d" % number
+    return _varint(number) if varint else b"%d" % number
+
+
+def _varint(number: int) -> bytes:
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

@@ -49,6 +49,7 @@ RANDOM_INPUTS = "the inputs are random numbers of small range"
 NO_PRIORITIES = "priorities change nothing"
 """How the note of a point begins whose requests have a priority, of a model without levels."""
 
+_LONGEST_ID = 256  # every message of a replay has room for the longest id
 _MAX_BYTES = 64 * 2**20
 _MOST_BYTES = 512 * 2**20
 
@@ -452,7 +453,11 @@ def _of_trace(models: _Models, load: Load, inputs: Inputs) -> Prepared:
     plan = Plan(
         tuple(classes), trace.class_of.tolist(), message_of.tolist(),
         [number if wants else 0 for number, wants in zip(sequence_of, wanted, strict=True)], flags,
+        request_ids=tuple(each if len(each) <= _LONGEST_ID else "" for each in trace.ids),
     )  # fmt: skip
+    left_out = sum(len(each) > _LONGEST_ID for each in trace.ids)
+    if left_out:
+        notes.append(f"{left_out} requests are sent without their id, which is longer than {_LONGEST_ID} characters")
     lost = sum(wants and not number for wants, number in zip(wanted, sequence_of, strict=True))
     if lost:
         notes.append(f"{lost} requests to a model with a sequence batcher are of no sequence: it refuses them")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from workbench.clock import Clock, monotonic_ns
 from workbench.profiling.led import Led, Turn
 from workbench.profiling.load import Load
-from workbench.profiling.plan import Plan, with_id
+from workbench.profiling.plan import Plan, with_id, with_request_id
 from workbench.profiling.recorder import GONE_NS, Recorder
 from workbench.profiling.samples import Samples
 from workbench.profiling.sending import Client, Sender
@@ -170,6 +170,8 @@ class LoadRun:
         body = self._messages[message]
         if sequence_id:
             body = with_id(body, self._plan.id_at[message], sequence_id, varint=self._plan.varint)
+        if self._plan.room_at:
+            body = with_request_id(body, self._plan.room_at[message], self._sender.request_id(number))
         self.transport.send(number, body, streaming)
 
     def _send_due(self, until: int = 0) -> None:

@@ -105,6 +105,7 @@ class Sender:
         self._held: dict[int, Sequence] = {}
         self._traced: dict[int, Sequence] = {}
         self._all: list[Sequence] = []
+        self._row_of: dict[int, int] = {}
         self._next_id = ids_from % ID_COUNT
         self._first, self._count = plan.classes[0].first, plan.classes[0].count
         self._plain = len(plan.classes) == 1 and not plan.classes[0].length and not self._trace
@@ -144,6 +145,11 @@ class Sender:
             else:
                 self._recorder.held[number] = 1
                 kind.waiting.append(number)
+
+    def request_id(self, number: int) -> str:
+        """What a request of a trace called itself when it was recorded; asked once of each that is sent."""
+        row = self._row_of.pop(number, -1)
+        return self._plan.request_ids[row] if row >= 0 else ""
 
     def refuse(self, arrival: int, due: int, text: str) -> None:
         """The arrival of that index is due, and fails unsent."""
@@ -233,6 +239,8 @@ class Sender:
         plan = self._plan
         index, message, key = plan.class_of[row], plan.message_of[row], plan.sequence_of[row]
         number = self._recorder.new(due, index)
+        if self._plan.request_ids:
+            self._row_of[number] = row
         if not key:
             self._transmit(number, message, self._classes[index].plan.streaming, 0)
             return

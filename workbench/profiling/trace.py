@@ -24,7 +24,8 @@ The file is a zip of numpy arrays (``numpy.load`` reads it, without pickle; by h
 A class is everything that requests have in common beside time and tensors; ``model`` is empty for whichever model is
 measured, ``timeout`` is in microseconds, as Triton's request parameter, ``outputs`` names the outputs asked for (empty:
 all), ``front`` is how they came, as ``InferenceRequest`` has it (empty: not known), ``output_parameters`` what was
-asked of which output (``{"Y": {"classification": 3}}``). ``inputs`` lists the tensors of each input, in the order of
+asked of which output (``{"Y": {"classification": 3}}``). ``ids``, where any request had one, has the id of each (empty:
+none). ``inputs`` lists the tensors of each input, in the order of
 their bytes in ``data``. Equal inputs are kept once.
 ``length_ns`` is how long the recording lasted, 0 where that is not known. ``Trace.of`` builds all this from requests.
 """
@@ -96,10 +97,14 @@ class Trace:
     notes: tuple[str, ...] = ()
     length_ns: int = 0
     """How long it lasts; 0: to its last request, and a mean gap more."""
+    ids: tuple[str, ...] = ()
+    """What each request called itself; none where none did."""
 
     def __post_init__(self) -> None:
         n = len(self.offsets_ns)
         lengths = {name: len(getattr(self, name)) for name in _COLUMNS}
+        if self.ids:
+            lengths["ids"] = len(self.ids)
         if set(lengths.values()) != {n}:
             raise InvalidRequest(f"the columns of a trace have different lengths: {lengths}")
         if n == 0:
@@ -163,6 +168,7 @@ class Trace:
             source,
             tuple(notes),
             length_ns,
+            tuple(book.ids) if any(book.ids) else (),
         )
 
     @classmethod
@@ -205,6 +211,7 @@ class Trace:
             "form": _FORM, "version": _VERSION, "source": self.source, "notes": list(self.notes),
             "length_ns": self.length_ns,
             "classes": [asdict(kind) for kind in self.classes], "inputs": inputs,
+            **({"ids": list(self.ids)} if self.ids else {}),
         }  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {name: getattr(self, name).astype(kind) for name, kind in _COLUMNS.items()}
         arrays["data"] = np.frombuffer(b"".join(buffers), np.uint8)
@@ -254,7 +261,7 @@ class Trace:
             inputs = _inputs(head["inputs"], data)
             return cls(
                 **columns, classes=classes, inputs=inputs, source=head["source"], notes=tuple(map(str, head["notes"])),
-                length_ns=int(head.get("length_ns", 0)),
+                length_ns=int(head.get("length_ns", 0)), ids=tuple(map(str, head.get("ids", ()))),
             )  # fmt: skip
         except WorkbenchError:
             raise
@@ -297,6 +304,7 @@ class _Book:
         self.input_of: list[int] = []
         self.sequence_of: list[int] = []
         self.flags: list[int] = []
+        self.ids: list[str] = []
         self._classes: list[TraceClass] = []
         self.inputs: list[tuple[Tensor, ...]] = []
         self._class_at: dict[str, int] = {}
@@ -307,6 +315,7 @@ class _Book:
     def add(self, request: InferenceRequest, streaming: bool) -> None:
         self.class_of.append(self._class(request, streaming))
         self.input_of.append(self._input(request.inputs))
+        self.ids.append(request.id)
         self.sequence_of.append(self._sequence(request))
         self.flags.append(START * bool(request.sequence_start) + END * bool(request.sequence_end))
 
