@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_INSTALLED: set[str] = set()
+"""The requirements that this process has seen a server start with."""
+
 
 @dataclass(frozen=True)
 class Addresses:
@@ -42,19 +45,22 @@ def real_triton(
         f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false",
         f"--backend-config=python,shm-region-prefix-name={region}", *options,
     ]  # fmt: skip
-    environment = os.environ | {"REAL_TRITON_PIP": " ".join(("numpy<2", *packages))}
+    wanted = ("numpy<2", *packages)
+    # pip takes half a second to find that all is there: once in a process is enough
+    environment = os.environ | {"REAL_TRITON_PIP": "" if _INSTALLED.issuperset(wanted) else " ".join(wanted)}
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, env=environment)
     try:
-        for _ in range(600):
+        for _ in range(1500):
             assert process.poll() is None, log.read_text()[-3000:]
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2/health/live", timeout=2):
                     break
             except OSError:
-                threading.Event().wait(0.25)
+                threading.Event().wait(0.1)
         else:
             raise AssertionError(f"tritonserver is not live after 150 s:\n{log.read_text()[-3000:]}")
+        _INSTALLED.update(wanted)
         yield Addresses(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics", f"127.0.0.1:{grpc}")
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
