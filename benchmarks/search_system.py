@@ -3,19 +3,25 @@
     python benchmarks/search_system.py [--quick] [--json] [--rate QUERIES/S] [--models REPOSITORY]
 
 The samples ``qry_embedding_ts`` (asked in an open loop, one short text a request) and ``ctx_embedding`` (fed by
-``workbench embed``, two batches of 32 texts in flight) on one server, served two ways that take turns:
+``workbench embed`` as it comes: two full batches of 64 texts in flight) on one server, served two ways that take turns:
 
-- together: threads as Triton's backends choose them (every core for each model), nothing pinned;
-- apart: ``--host-policy`` gives each of the two cores of its own and each has as many threads as that is; the worker's
-  program and the tokenizer that it asks run on the cores of the model for documents.
+- together: the samples' instances, threads as Triton's backends choose them (every core for each), nothing pinned;
+- apart, as ``docs/search_system.md`` says: ``--host-policy`` gives each of the two cores of its own, each has as many
+  threads as that is, and the queries' model one instance a core; the server itself is started on the queries' cores,
+  the worker's program and the tokenizer that it asks run on the cores of the model for documents.
 
-Queries come at a fifth of the rate that one client gets who waits for each answer, apart and without a worker.
+The queries' generator is pinned nowhere and goes first where that is allowed (``sent late`` tells): a client has cores
+of its own. Queries come at a fifth of the rate that one
+client gets who waits for each answer, apart and without a worker.
 
 Each round has three blocks: queries and worker together, queries and worker apart, and the worker alone (served apart),
-in an order that turns round. Ratios are of the blocks of one round. With ``--quick`` a p99 has few queries behind it.
-Not judged: queries alone, and together with a worker that gives way (``--yield-to``).
+in an order that turns round; all blocks of a round get the same arrivals. Ratios are of the blocks of one round. With
+``--quick`` a p99 has few queries behind it. Not judged: queries alone (no p99 apart is below that), and together with a
+worker that gives way (``--yield-to``).
 
-Medians of rounds; the spread is their range, or the 95 % interval of the median from six rounds on.
+Medians of rounds; the spread is their range, or the 95 % interval of the median from six rounds on. Programs beside it
+hit the short waits most, so apart, and make the ratio smaller. Against them ``nice -n -15`` helps, a real-time policy
+(``chrt``) does not: under it what shares a core takes turns of 100 ms, which makes together slower than anybody's is.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -42,7 +49,7 @@ from support.servers import Server, ours
 
 from workbench.clock import monotonic_ns, sleep
 from workbench.config import ConfigDocument, Edit
-from workbench.profiling import Load, Measurer, ServerTarget
+from workbench.profiling import Load, Measurer, Point, ServerTarget
 from workbench.samples import build
 
 QUERY, CONTEXT, TOKENIZER = "qry_embedding_ts", "ctx_embedding", "tokenizer"
@@ -62,17 +69,22 @@ class Size:
     block_s: float
 
 
-FULL = Size(10, 30.0)
+FULL = Size(6, 20.0)
 QUICK = Size(3, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a block gave: the queries' p50 and p99 in ms (nan where none were sent), texts/s (0 without a worker)."""
+    """What a block gave: ms of the queries (nan where none were sent), texts/s (0 without a worker).
 
-    p50_ms: float
-    p99_ms: float
+    ``compute_ms`` is the model's mean by the server's statistics, ``lag_ms`` the p99 of how late queries were sent.
+    """
+
     documents: float
+    p50_ms: float = math.nan
+    p99_ms: float = math.nan
+    compute_ms: float = math.nan
+    lag_ms: float = math.nan
 
 
 class Variant:
@@ -83,31 +95,40 @@ class Variant:
     ) -> None:
         self.name, self._server, self._cores = name, server, worker_cores
         target = ServerTarget(f"http://{server.http}", pid=server.pid)
-        self.queries = opened.enter_context(Measurer(target, QUERY, inputs=examples))
+        self._queries = opened.enter_context(Measurer(target, QUERY, inputs=examples))
 
     def alone(self, seconds: float) -> tuple[float, float]:
         """Queries/s of one client that waits for each answer, and their p50 in ms."""
-        point = self.queries.measure(Load.closed(1, warmup_s=1.0, duration_s=seconds, max_duration_s=seconds))
+        point = self._measure(Load.closed(1, warmup_s=1.0, duration_s=seconds, max_duration_s=seconds))
         return point.throughput, point.p50_ms
 
+    def _measure(self, load: Load) -> Point:
+        with going_first():  # the first call starts the generator
+            return self._queries.measure(load)
+
     def block(
-        self, size: Size, rate: float, folder: Path, *, ask: bool, work: bool, flags: Sequence[str] = ()
+        self, seconds: float, rate: float, folder: Path, *, seed: int, ask: bool, work: bool, flags: Sequence[str] = ()
     ) -> Block:
-        """One block: queries where ``ask``, the worker beside them where ``work``."""
+        """One block: queries where ``ask``, the worker beside them where ``work``.
+
+        Raises:
+            RuntimeError: a query failed, or the worker does not run.
+        """
         with contextlib.ExitStack() as opened:
             database = opened.enter_context(self._worker(folder, flags)) if work else None
             before, start = _count(database), monotonic_ns()
-            p50 = p99 = float("nan")
+            found: dict[str, float] = {}
             if ask:
-                seconds = {"duration_s": size.block_s, "max_duration_s": size.block_s}
-                point = self.queries.measure(Load.open(rate, warmup_s=1.0, max_warmup_s=1.0, seed=7, **seconds))
+                lasts = {"duration_s": seconds, "max_duration_s": seconds}
+                point = self._measure(Load.open(rate, warmup_s=1.0, max_warmup_s=1.0, seed=seed, **lasts))
                 if point.failed:
                     raise RuntimeError(f"{self.name}: {point.failed} queries failed: {point.errors}")
-                p50, p99 = point.p50_ms, point.p99_ms
+                found = {"p50_ms": point.p50_ms, "p99_ms": point.p99_ms, "lag_ms": point.lag_p99_ms}
+                found["compute_ms"] = point.compute_infer_ms
             else:
-                sleep(size.block_s)
+                sleep(seconds)
             done = (_count(database) - before) / ((monotonic_ns() - start) / 1e9)
-        return Block(p50, p99, done)
+        return Block(done, **found)
 
     @contextlib.contextmanager
     def _worker(self, folder: Path, flags: Sequence[str]) -> Iterator[Path]:
@@ -116,12 +137,11 @@ class Variant:
         database.unlink(missing_ok=True)
         shutil.copy(folder / "documents.db", database)
         command = [
-            sys.executable, "-m", "workbench.cli", "embed", str(database), "-u", f"http://{self._server.http}",
-            "--batch-size", "32", *flags,
+            sys.executable, "-m", "workbench.cli", "embed", str(database), "-u", f"http://{self._server.http}", *flags,
         ]  # fmt: skip
-        pin = (lambda: os.sched_setaffinity(0, self._cores)) if self._cores else None
         with (folder / "worker.log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=pin)
+            with on_cores(self._cores):
+                process = subprocess.Popen(command, stdout=log, stderr=log)
             try:
                 deadline = monotonic_ns() + int(60e9)
                 while _count(database) < 64:
@@ -149,6 +169,31 @@ def _count(database: Path | None) -> int:
             return 0
 
 
+@contextlib.contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """What is started meanwhile runs on these cores, as by ``taskset``."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def going_first() -> Iterator[None]:
+    """What is started meanwhile goes before all others; without effect where that is not allowed."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def write_documents(path: Path) -> None:
     """A table of texts of 10 to 60 words from a seed."""
     words = " ".join(WORDS).split()
@@ -161,21 +206,22 @@ def write_documents(path: Path) -> None:
         connection.executemany("INSERT INTO documents VALUES (?, ?)", enumerate(texts))
 
 
-def write_variants(source: Path, folder: Path, bulk_cores: int) -> tuple[Path, Path]:
-    """The repositories ``together`` and ``apart``: the same models, with Triton's threads and with as many as cores."""
+def write_variants(source: Path, folder: Path, query_cores: int, bulk_cores: int) -> tuple[Path, Path]:
+    """The repositories ``together`` and ``apart``: the same models with Triton's threads, and with as many as cores."""
     together, apart = folder / "together", folder / "apart"
     for target in (together, apart):
         for model in (QUERY, CONTEXT, TOKENIZER):
             shutil.copytree(source / model, target / model)
-    edits = {
-        together / QUERY: Edit('parameters["INTRA_OP_THREAD_COUNT"]', "remove", None),
-        together / CONTEXT: Edit('parameters["intra_op_thread_count"]', "remove", None),
-        apart / CONTEXT: Edit('parameters["intra_op_thread_count"].string_value', "set", str(bulk_cores)),
-    }
-    for model, edit in edits.items():
-        file = model / "config.pbtxt"
-        file.write_bytes(ConfigDocument.parse(file.read_bytes()).edit([edit]).data)
+    _edit(together / QUERY, [Edit('parameters["INTRA_OP_THREAD_COUNT"]', "remove", None)])
+    _edit(together / CONTEXT, [Edit('parameters["intra_op_thread_count"]', "remove", None)])
+    _edit(apart / QUERY, [Edit("instance_group[0].count", "set", query_cores)])
+    _edit(apart / CONTEXT, [Edit('parameters["intra_op_thread_count"].string_value', "set", str(bulk_cores))])
     return together, apart
+
+
+def _edit(model: Path, edits: Sequence[Edit]) -> None:
+    file = model / "config.pbtxt"
+    file.write_bytes(ConfigDocument.parse(file.read_bytes()).edit(edits).data)
 
 
 def row(name: str, values: Sequence[float], unit: str, *, at_least: float | None = None) -> dict[str, Any]:
@@ -197,8 +243,10 @@ def measure(size: Size, rate: float | None, models: Path | None) -> list[dict[st
     """All rows.
 
     Raises:
-        RuntimeError: there is one core only, or something does not run.
+        RuntimeError: there is one core only, this runs under a real-time policy, or something does not run.
     """
+    if os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO):
+        raise RuntimeError("under a real-time policy (chrt) threads do not share cores as they usually do: nice -n -15")
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise RuntimeError("keeping models apart takes two cores")
@@ -209,16 +257,16 @@ def measure(size: Size, rate: float | None, models: Path | None) -> list[dict[st
         source = models or folder / "built"
         build(source, models=(QUERY, CONTEXT, TOKENIZER))
         write_documents(folder / "documents.db")
-        repositories = write_variants(source, folder, len(bulk))
+        repositories = write_variants(source, folder, len(query), len(bulk))
         # "cpu" is for what names no policy: the tokenizer
         places = {"query": query, "bulk": bulk, "cpu": bulk}
         policies = [f"--host-policy={name},cpu-cores={_ranges(each)}" for name, each in places.items()]
-        servers = [
-            opened.enter_context(ours(repository, folder / f"{repository.name}.log", flags))
-            for repository, flags in zip(repositories, ([], policies), strict=True)
-        ]
+        servers = []
+        for repository, flags, where in zip(repositories, ([], policies), (cores, query), strict=True):
+            with on_cores(where):
+                servers.append(opened.enter_context(ours(repository, folder / f"{repository.name}.log", flags)))
         examples = source / QUERY / "example_inputs.json"
-        together = Variant("together", servers[0], (), examples, opened)
+        together = Variant("together", servers[0], cores, examples, opened)
         apart = Variant("apart", servers[1], bulk, examples, opened)
         blocks = (
             ("together", together, {"ask": True, "work": True}),
@@ -230,14 +278,14 @@ def measure(size: Size, rate: float | None, models: Path | None) -> list[dict[st
         print(f"{rate:.1f} queries/s; one takes {usual_ms:.1f} ms alone", file=sys.stderr, flush=True)
         for turn in range(size.rounds):
             for name, variant, what in blocks[turn % 3 :] + blocks[: turn % 3]:
-                found.setdefault(name, []).append(variant.block(size, rate, folder, **what))
+                found.setdefault(name, []).append(variant.block(size.block_s, rate, folder, seed=turn, **what))
                 print(f"{turn + 1}/{size.rounds} {name}: {found[name][-1]}", file=sys.stderr, flush=True)
         give_way = ["--yield-to", QUERY, "--max-queue-ms", "1", "--max-ms", f"{2 * usual_ms:.1f}", "--in-flight", "1"]
         for name, variant, work, flags in (
             ("queries alone", apart, False, []),
             ("giving way", together, True, give_way),
         ):
-            found[name] = [variant.block(size, rate, folder, ask=True, work=work, flags=flags)]
+            found[name] = [variant.block(size.block_s, rate, folder, seed=0, ask=True, work=work, flags=flags)]
     return [row("queries", [rate], "/s"), *rows_of(found)]
 
 
@@ -258,6 +306,8 @@ def rows_of(found: dict[str, list[Block]]) -> list[dict[str, Any]]:
         if name != "worker alone":
             rows.append(row(f"{name}: queries' p50", [each.p50_ms for each in blocks], "ms"))
             rows.append(row(f"{name}: queries' p99", [each.p99_ms for each in blocks], "ms"))
+            rows.append(row(f"{name}: the model's mean", [each.compute_ms for each in blocks], "ms"))
+            rows.append(row(f"{name}: sent late, p99", [each.lag_ms for each in blocks], "ms"))
         if name != "queries alone":
             rows.append(row(f"{name}: worker", [each.documents for each in blocks], "texts/s"))
     return rows
