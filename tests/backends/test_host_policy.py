@@ -76,6 +76,21 @@ def test_a_thread_is_pinned_for_good_and_the_others_are_not() -> None:
 
 
 @on_linux
+def test_a_policy_holds_whatever_the_server_was_started_on() -> None:
+    """As ``taskset`` beside ``--host-policy`` in docs/search_system.md."""
+    *_, last = cores = sorted(_cores())
+
+    def started_on_the_first() -> tuple[set[int], set[int]]:
+        os.sched_setaffinity(0, {cores[0]})
+        with HostPolicy("p", {"cpu-cores": f"{last}-{last}"}).pinned():
+            meanwhile = _cores()
+        return meanwhile, _cores()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(started_on_the_first).result() == ({last}, {cores[0]})
+
+
+@on_linux
 def test_what_is_started_meanwhile_inherits_it_and_afterwards_all_is_as_before() -> None:
     before = _cores()
     last = max(before)
