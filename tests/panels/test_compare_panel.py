@@ -71,6 +71,50 @@ def test_a_result_is_shown_at_once_with_its_models_and_load(server: Any, tmp_pat
         assert all((expected[name] == got[name]).all() for name in got)
 
 
+def test_under_an_open_loop_the_latency_is_what_is_shown(server: Any) -> None:
+    panel = server.panel("compare", models=["slow", "quick"], rate=20, store=None, measure=LENIENT, warmup_s=0.0)
+    panel._rounds.value, panel._seconds.value, panel._startup.value = 3, 0.5, False
+    assert panel._clients.disabled
+    result = panel.run(wait=True)
+    assert result.load.rate == 20
+    assert "lowest mean latency" in panel._said.value
+    assert panel._table.value.index("mean ms") < panel._table.value.index("infer/s")
+    assert panel._speed.chart.title == "Mean latency"
+    middle = panel._speed.chart.sources["bars"].data["middle"]
+    assert list(middle) == pytest.approx([each.figures["mean_ms"].value for each in result.models])
+    panel.close()
+    shown = server.panel("compare", result=result, store=None)
+    assert shown._loads.value == result.load.label
+    assert shown._of_load()["load"].rate == 20
+    shown._loads.value = "clients"
+    assert not shown._clients.disabled
+    assert shown._of_load()["concurrency"] == 4
+    shown.close()
+
+
+def test_what_went_wrong_with_a_form_stands_under_its_row(repository: Path) -> None:
+    write_model(repository, "dead", code="(")
+
+    def metric(reference: Any, other: Any) -> Any:
+        return reference["nothing"]
+
+    with Engine(repository) as server:
+        panel = server.panel(
+            "compare", models=["slow", "dead", "quick"], store=None, measure=LENIENT, warmup_s=0.0, metric=metric
+        )
+        panel._rounds.value, panel._seconds.value, panel._startup.value = 2, 0.3, False
+        said: list[str] = []
+        panel._said.observe(lambda change: said.append(change["new"]), "value")
+        panel.run(wait=True)
+        rows = panel._table.value.split("<tr")
+        (at,) = [place for place, row in enumerate(rows) if ">dead<" in row]
+        assert "it does not serve (UNAVAILABLE)" in rows[at + 1]
+        (at,) = [place for place, row in enumerate(rows) if ">quick<" in row and "infer" not in row][:1]
+        assert "your metric, on example 0 of &#x27;quick&#x27;: it raised KeyError" in rows[at + 1]
+        assert any("asking slow: 0 of 1" in text for text in said)
+        panel.close()
+
+
 def test_a_form_is_built_loaded_and_chosen(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     write_perceptron(repository, "scores")

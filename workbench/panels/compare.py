@@ -14,7 +14,7 @@ from workbench.charts.style import Chart
 from workbench.errors import InvalidRequest
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.build_form import BuildForm
-from workbench.panels.html import NONE, chip, escape, number, table
+from workbench.panels.html import NONE, chip, escape, number, table, table_of, table_row
 from workbench.panels.live import halves
 from workbench.panels.sweep_view import duration
 from workbench.profiling import Load
@@ -71,7 +71,7 @@ class ComparePanel(Panel):
         if result is not None:
             models = models if models is not None else [each.model for each in result.models]
             reference = reference or result.reference
-            concurrency = result.load.concurrency or concurrency
+            concurrency = result.load.concurrency if result.load.kind == "closed" else concurrency
         chosen = [name for name in models if name in names] if models is not None else _ready(table)
         self._models = W.SelectMultiple(
             options=names, value=chosen, rows=min(8, max(3, len(names))), layout=W.Layout(width="230px"),
@@ -107,6 +107,7 @@ class ComparePanel(Panel):
         self._run.on_click(lambda _: self.run())
         self._stop.on_click(lambda _: self.stop())
         self._chosen()
+        self._busy(False)
         if reference in self._reference.options:
             self._reference.value = reference
         if result is not None:
@@ -338,14 +339,20 @@ def _tables(result: CompareResult) -> str:
         *(FIGURES[name] for name in figures[1:]),
     ]
     headers += ["memory MiB", "load s", "first request ms"]
-    parts = [_scrolled(table(headers, [_row(each, result, figures) for each in result.models], left=2))]
+    lines = []
+    for each in result.models:
+        lines.append(table_row(_row(each, result, figures), left=2))
+        told = [f"{chip('!', 'warn')} {escape(text)}" for text in each.problems]
+        told += [f'<span class="wb-muted">{escape(text)}</span>' for text in each.remarks]
+        lines += [
+            f'<tr class="wb-reason"><td class="wb-left" colspan="{len(headers)}">{text}</td></tr>' for text in told
+        ]
+    parts = [_scrolled(table_of(headers, lines, left=2))]
     answers = [(each, output) for each in result.models if each.drift is not None for output in each.drift.outputs]
     if answers:
-        parts.append(_scrolled(table(_ANSWERS, [_answers(each, output) for each, output in answers], left=2)))
-    for each in result.models:
-        name = f"<b>{escape(each.model)}</b>"
-        parts += [f"<div>{chip('!', 'warn')} {name}: {escape(text)}</div>" for text in each.problems]
-        parts += [f'<div class="wb-muted">{name}: {escape(text)}</div>' for text in each.remarks]
+        own = any(each.drift is not None and not math.isnan(each.drift.metric) for each in result.models)
+        names = [name for name in _ANSWERS if own or name != "own metric"]
+        parts.append(_scrolled(table(names, [_answers(each, output, own) for each, output in answers], left=4)))
     return "".join(parts)
 
 
@@ -380,20 +387,31 @@ def _against(each: ModelFigures, result: CompareResult) -> str:
     return chip(f"{1 + found.change:.2f} ×", "ok" if found.faster == "B" else "bad", found.text)
 
 
-_ANSWERS = ("model", "output", "examples", "max |Δ|", "relative", "own metric", "what it is used by")
+_ANSWERS = (
+    "model",
+    "output",
+    "what it is",
+    "how it is used: the same?",
+    "examples",
+    "max\u00a0|\u2060Δ\u2060|",
+    "relative",
+    "own metric",
+)
 
 
-def _answers(each: ModelFigures, output: OutputDrift) -> list[str]:
+def _answers(each: ModelFigures, output: OutputDrift, own: bool) -> list[str]:
     found = each.drift
     assert found is not None
-    kind = f'<span class="wb-muted">{escape(output.kind)}: {escape(output.why)}</span><br>' if output.kind else ""
+    kind = f"{output.kind}: {output.why}" if output.kind else NONE
+    metric = [number(None) if math.isnan(found.metric) else f"{found.metric:.3g}"]
     return [
         escape(each.model),
         escape(output.output),
+        f'<div class="wb-whole wb-muted">{escape(kind)}</div>',
+        f'<div class="wb-whole">{escape(output.used_by)}</div>',
         str(found.examples),
         *(number(None) if math.isnan(x) else f"{x:.2g}" for x in (output.max_abs, output.max_rel)),
-        number(None) if math.isnan(found.metric) else f"{found.metric:.3g}",
-        f'<div class="wb-left wb-whole">{kind}{escape(output.used_by)}</div>',
+        *(metric if own else []),
     ]
 
 
