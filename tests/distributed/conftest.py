@@ -1,14 +1,39 @@
-"""A Ray cluster of three nodes on this machine, for all tests that need one: it takes long to start."""
+"""A model repository and its server, and a Ray cluster of three nodes on this machine, which takes long to start."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx_models import add_model
+
+import workbench as wb
+from workbench.session.remote import WorkbenchServer
 
 MEMORY = 80 * 2**20
+
+PATIENCE = {"health_check_timeout_ms": 60_000, "health_check_initial_delay_ms": 30_000}
+"""A busy machine keeps a node from answering for longer than Ray's 10 s; one that is killed refuses at once, and is
+found to be dead as soon as ever."""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model, ``double``."""
+    root = tmp_path_factory.mktemp("planned") / "models"
+    root.mkdir()
+    add_model(root, "double")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[WorkbenchServer]:
+    """Serves it."""
+    with wb.serve(repository) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +46,8 @@ def cluster() -> Iterator[Any]:
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        add_node(made, include_dashboard=False, resources={"device": 1, "single": 1})  # the head
+        head = {"include_dashboard": False, "_system_config": PATIENCE}
+        add_node(made, resources={"device": 1, "single": 1}, **head)
         for _ in range(2):
             add_node(made, resources={"device": 1})
         yield made

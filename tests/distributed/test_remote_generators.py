@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import psutil
 import pytest
 from asking import wait_until
-from onnx_models import add_model
 
 import workbench as wb
 from workbench.distributed.ray_generators import RayGenerators
@@ -38,15 +36,6 @@ QUIET_NS = 5_000_000
 
 BUSY = MeasureOptions(lag_limit_ms=1000)
 """This machine may do other things beside: what is asked here is whether the right requests are sent."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkbenchServer]:
-    root = tmp_path_factory.mktemp("sent_to") / "models"
-    root.mkdir()
-    add_model(root, "double")
-    with wb.serve(root) as opened:
-        yield opened
 
 
 def gone(pids: list[int]) -> bool:

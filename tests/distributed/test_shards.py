@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from onnx_models import add_model
 
-import workbench as wb
 from workbench.cli import main
 from workbench.distributed import JobOptions, job_manifest, merge_runs, read_shard
 from workbench.distributed.worker import Surroundings, Worker
 from workbench.errors import AlreadyExists, InvalidMeasurement, InvalidRequest, NotFound, Unsupported
-from workbench.profiling import Point, SweepResult
-from workbench.profiling.executing import Work
+from workbench.profiling import Load, Point, SweepResult
+from workbench.profiling.executing import Item, Work
 from workbench.profiling.sweep_result import write_point
 from workbench.records.runs import RunStore
 from workbench.session.remote import WorkbenchServer
@@ -29,20 +28,6 @@ DELAY = "dynamic_batching.max_queue_delay_microseconds"
 GRID = {DELAY: [0, 500]}
 LOAD: dict[str, Any] = {"concurrency": [1, 2], "duration_s": 0.15, "warmup_s": 0.02, "min_requests": 1}
 INPUTS = '{"data": [{"x": [1, 2, 3, 4]}]}'
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("planned") / "models"
-    root.mkdir()
-    add_model(root, "double")
-    return root
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[WorkbenchServer]:
-    with wb.serve(repository) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +133,27 @@ def test_a_worker_of_another_version_does_not_measure(server: WorkbenchServer) -
     planned = replace(Surroundings.here(), version="0.0.1")
     with pytest.raises(Unsupported, match=r"planned with 0\.0\.1"):
         Worker(serving_of(server, "double"), Work("double"), None, planned).open()
+
+
+@pytest.mark.full
+def test_a_worker_whose_server_dies_hands_its_item_back(server: WorkbenchServer) -> None:
+    """The text has it measured by another worker: what this one has of it is no point of the sweep."""
+    worker = Worker(serving_of(server, "double"), Work("double"), None, Surroundings.here())
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    worker.open()
+    try:
+        served = {child for child in psutil.Process().children(recursive=True) if child.pid not in before}
+        killer = threading.Timer(1.0, lambda: [child.kill() for child in served])
+        killer.start()
+        outcome, broken = worker.measure(Item(0, {}, Load.closed(2, duration_s=60, warmup_s=0.0)))
+        killer.join()
+    finally:
+        worker.close()
+    assert "the server was lost" in broken
+    assert outcome is not None
+    assert outcome.point is not None
+    assert outcome.point.n > 0
+    assert not outcome.point.valid
 
 
 def test_a_shard_of_another_version_is_not_measured(folder: Path) -> None:
