@@ -176,6 +176,19 @@ def write_perceptron(repository: Path, name: str) -> None:
     (folder / "example_inputs.json").write_text('{"data": [{"x": [1, 2, 3, 4]}, {"x": [0, -1, 1, 0.5]}]}')
 
 
+def test_it_begins_with_the_models_that_can_be_asked_the_same(repository: Path) -> None:
+    write_perceptron(repository, "scores")
+    other = write_model(repository, "words")
+    config = other / "config.pbtxt"
+    config.write_text(config.read_text().replace('"IN", data_type: TYPE_FP32', '"IN", data_type: TYPE_STRING'))
+    write_model(repository, "dead", code="(")
+    with Engine(repository) as server:
+        panel = server.panel("compare", store=None)
+        assert set(panel._models.options) == {"slow", "quick", "scores", "words", "dead"}
+        assert set(panel._models.value) == {"slow", "quick", "scores"}
+        panel.close()
+
+
 def test_one_model_cannot_be_compared(shown: Any) -> None:
     shown._models.value = ["quick"]
     assert list(shown._reference.options) == ["quick"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from dataclasses import replace
@@ -11,7 +12,7 @@ import ipywidgets as W
 
 from workbench.charts.side_by_side import Bar, SideBySideInfo, draw_side_by_side, update_side_by_side
 from workbench.charts.style import Chart
-from workbench.errors import InvalidRequest
+from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.build_form import BuildForm
 from workbench.panels.html import NONE, chip, escape, number, table, table_of, table_row
@@ -36,7 +37,7 @@ class ComparePanel(Panel):
 
     Args:
         server: what is measured.
-        models: preset; those of ``result``, else all that are ready where they are not given.
+        models: preset; those of ``result``, else the ready ones that take the same inputs, where they are not given.
         reference: whose answers are right; the first by default.
         concurrency: preset of the clients.
         store: the directory of the run store; None stores nothing.
@@ -72,7 +73,7 @@ class ComparePanel(Panel):
             models = models if models is not None else [each.model for each in result.models]
             reference = reference or result.reference
             concurrency = result.load.concurrency if result.load.kind == "closed" else concurrency
-        chosen = [name for name in models if name in names] if models is not None else _ready(table)
+        chosen = [name for name in models if name in names] if models is not None else _alike(server, table)
         self._models = W.SelectMultiple(
             options=names, value=chosen, rows=min(8, max(3, len(names))), layout=W.Layout(width="230px"),
             tooltip="Two or more: Ctrl or Shift with a click",
@@ -288,8 +289,16 @@ class ComparePanel(Panel):
         return "Compare: nothing was compared" if self._result is None else repr(self._result)
 
 
-def _ready(table: ModelTable) -> list[str]:
-    return [name for name in table.names if any(row.name == name and row.state == "READY" for row in table)]
+def _alike(server: Server, table: ModelTable) -> list[str]:
+    """The most of the ready models that take inputs of the same types: others cannot be asked the same."""
+    groups: dict[Any, list[str]] = {}
+    for name in table.names:
+        if any(row.name == name and row.ready for row in table):
+            with contextlib.suppress(WorkbenchError):
+                inputs = server.model_config(name).get("input", ())
+                types = sorted((str(each.get("data_type")), len(each.get("dims", ()))) for each in inputs)
+                groups.setdefault(tuple(types), []).append(name)
+    return max(groups.values(), key=len, default=[])
 
 
 def _labelled(widget: Any, label: str) -> Any:
