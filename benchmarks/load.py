@@ -8,10 +8,14 @@
 - ``script``: a target whose latencies are known gives exactly their percentiles.
 - ``stall``: a server that stands still 1 s in 10 shows it in p99 from the scheduled time; a single client that waits
   for each answer (a closed loop, latency from its sends) does not see it.
-- ``records``: what writing a record of every request and batch costs: blocks with and without them in turn, over HTTP
-  and on the engine's own loop.
-- ``panel``: what an open panel changes (JupyterLab and Chromium, the panel ``live``): blocks with it open and closed in
-  turn; and what it would change if it were not told that something is measured.
+- ``records``: what writing a record of every request and batch costs, over HTTP (64 clients) and on the engine's own
+  loop (64 in flight, and 1). One server under one load; its loop switches records on and off every 100 ms
+  (``support/switched.py``), and requests/s and the loop's CPU time a request are compared block by neighbouring block.
+  "Off" is the engine as it is without the writing: no call, no row. Also the difference itself, in µs a request.
+- ``panel``: what an open panel changes at concurrency 8 of a model on one thread (JupyterLab and Chromium, the panel
+  ``live``). One page, kernel, server and measurer throughout; before a block the panel comes into the page and has
+  drawn itself, or goes. With the session told that something is measured, as ``server.profile`` does, and (fewer pairs)
+  not told; and the CPU that kernel and browser take more.
 
 Medians of runs or pairs; the spread is their range, of pairs the 95 % interval of the median. A change is within its
 goal where its whole interval is, and is not decided where the interval reaches across the goal.
@@ -34,14 +38,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.engine_load import ClosedLoop, without_records, write_repository
+from support.engine_load import ClosedLoop, write_repository
 from support.null_target import INPUTS, null_target
-from support.paired import changed_row, ratios
+from support.paired import changed_row
+from support.switched import Alternation, Switched
 
-from workbench.clock import monotonic_ns, sleep
+from workbench.clock import monotonic_ns
 from workbench.engine import EngineOptions, InferenceEngine
+from workbench.engine.ticket import OnResponse, Ticket
 from workbench.profiling import Load, Measurer, Point, Samples, ServerTarget
-from workbench.records import RecordRing
+from workbench.protocol.tensors import InferenceRequest
 from workbench.server.options import ServerOptions
 from workbench.server.serve import RunningServer
 
@@ -62,13 +68,13 @@ class Size:
     script_s: float
     stalls: int
     pairs: int
-    pair_s: float
+    block_s: float
     panel_pairs: int
     panel_s: float
 
 
-FULL = Size(10, 5.0, 10.0, 3, 80, 1.5, 30, 3.0)
-QUICK = Size(3, 1.5, 2.0, 1, 8, 0.6, 3, 1.5)
+FULL = Size(8, 3.0, 5.0, 2, 200, 0.1, 24, 3.0)
+QUICK = Size(3, 1.5, 2.0, 1, 40, 0.1, 3, 1.5)
 
 
 def row(
@@ -214,87 +220,78 @@ def stall(size: Size) -> Rows:
 # ---- records
 
 
+class CountedEngine(InferenceEngine):
+    """An engine that counts what is asked of it."""
+
+    asked = 0
+
+    def submit(self, request: InferenceRequest, on_response: OnResponse, *, once: bool = False) -> Ticket:
+        """As of every engine."""
+        self.asked += 1
+        return super().submit(request, on_response, once=once)
+
+
 def records(size: Size) -> Rows:
-    """What records cost: over HTTP with 64 clients, on the engine's own loop, and each by itself."""
+    """What records cost: over HTTP with 64 clients, and on the engine's own loop with 64 and with 1 in flight."""
     rows: Rows = []
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder))
-        engine = InferenceEngine(EngineOptions((Path(folder),), lower_switch_interval=True))
+        engine = CountedEngine(EngineOptions((Path(folder),), lower_switch_interval=True))
         engine.start()
         try:
-            over_http = records_over_http(engine, size)
-            rows.append(changed_row("records, HTTP: requests/s", over_http["rate"], goal_percent=2))
-            rows.append(changed_row("records, HTTP: server's CPU a request", over_http["cpu"]))
-            in_kernel = records_in_kernel(engine, size)
-            rows.append(changed_row("records, in-kernel: requests/s", in_kernel["rate"], goal_percent=2))
+            found = {"records, HTTP": records_over_http(engine, size)}
+            for clients in (64, 1):
+                found[f"records, in-kernel, {clients} in flight"] = records_in_kernel(engine, size, clients)
         finally:
             engine.stop()
-    return [*rows, *record_costs(size.runs)]
+    for name, each in found.items():
+        rows.append(changed_row(f"{name}: requests/s", each.rate, goal_percent=2))
+        rows.append(changed_row(f"{name}: loop's CPU a request", each.cpu))
+        rows += each.cost_rows(name)
+    return rows
 
 
-def records_over_http(engine: InferenceEngine, size: Size) -> dict[str, list[float]]:
-    """Ratios of pairs of blocks."""
+def alternation(engine: CountedEngine, pairs: int, block_s: float) -> Alternation:
+    """Blocks with records written and not; the ring is full before them, as it is in a server that has run a while."""
+    ring, before = engine.records, engine.asked
+    for _ in range(ring.size):
+        ring.add_batch(0, "", 0, "", 0, 0, "", 0, 0)
+
+    def switch(on: bool) -> None:
+        ring.writing = on
+
+    return Alternation(engine, switch, lambda: engine.asked - before, pairs, block_s)
+
+
+def records_over_http(engine: CountedEngine, size: Size) -> Switched:
+    """One closed loop of 64 clients in another process, cut into blocks."""
     server = RunningServer(engine, ServerOptions(allow_grpc=False, allow_metrics=False))
     server.open()
-    load = Load.closed(64, **{**fixed(size.pair_s), "warmup_s": 0.2, "max_warmup_s": 0.2})  # type: ignore[arg-type]
+    seconds = 2 * size.pairs * size.block_s
+    load = Load.closed(64, **fixed(1.1 * seconds + 3))  # type: ignore[arg-type]
     inputs = {"IN": np.ones((1, 4), np.float32)}
     try:
         with Measurer(ServerTarget(server.http_url, pid=os.getpid()), "copy", inputs=inputs) as measurer:
-
-            def measure(recorded: bool) -> dict[str, float]:
-                with contextlib.nullcontext() if recorded else without_records(engine):
-                    point = measurer.measure(load)
-                if point.failed:
-                    raise RuntimeError(f"{point.failed} requests failed: {point.errors}")
-                return {"rate": point.throughput, "cpu": point.server_cpu / point.throughput}
-
-            measure(True)  # the generator starts
-            return ratios(measure, size.pairs)
+            blocks = alternation(engine, size.pairs, size.block_s)
+            point = measurer.measure(load)
     finally:
         server.close(5.0)
+    if point.failed:
+        raise RuntimeError(f"{point.failed} requests failed: {point.errors}")
+    return blocks.result()
 
 
-def records_in_kernel(engine: InferenceEngine, size: Size) -> dict[str, list[float]]:
-    """Ratios of pairs of blocks of one closed loop on the engine's event loop, 64 in flight."""
-    loop = ClosedLoop(engine, 64)
-
-    def measure(recorded: bool) -> dict[str, float]:
-        with contextlib.nullcontext() if recorded else without_records(engine):
-            sleep(0.05)
-            return {"rate": loop.rate(size.pair_s / 2)}
-
+def records_in_kernel(engine: CountedEngine, size: Size, clients: int) -> Switched:
+    """One closed loop on the engine's event loop, cut into blocks."""
+    loop = ClosedLoop(engine, clients)
     try:
-        measure(True)
-        return ratios(measure, size.pairs)
+        blocks = alternation(engine, size.pairs, size.block_s)
+        blocks.over.wait(60 + 4 * size.pairs * size.block_s)
     finally:
         loop.stop()
         if loop.failed:
             raise RuntimeError(f"{loop.failed} requests failed")
-
-
-def record_costs(runs: int) -> Rows:
-    """Nanoseconds of writing one record into the ring, against a function that takes the same arguments."""
-    ring, now = RecordRing(), monotonic_ns()
-    request = (
-        "copy", 1, 1, "", "127.0.0.1:50000", -1, 0, 1, "", now, now, now, now, now, now, now, 12345, "copy_0_0", "ok",
-        "", 123456,
-    )  # fmt: skip
-    batch = (12345, "copy", 1, "copy_0_0", 8, 8, "no_delay", now, now)
-
-    def nothing(*fields: object) -> int:
-        return -1
-
-    def each_ns(write: Callable[..., object], fields: tuple[object, ...]) -> float:
-        start = monotonic_ns()
-        for _ in range(50_000):
-            write(*fields)
-        return (monotonic_ns() - start) / 50_000
-
-    rows = []
-    for name, write, of in (("request", ring.add_request, request), ("batch", ring.add_batch, batch)):
-        took = [each_ns(write, of) - each_ns(nothing, of) for _ in range(runs)]
-        rows.append(row(f"one record of a {name}, beyond the call", took, "ns"))
-    return rows
+    return blocks.result()
 
 
 # ---- a panel
@@ -305,17 +302,20 @@ def panel(size: Size) -> Rows:
     from support.panel import NotHere, panel_blocks
 
     try:
-        told = panel_blocks(size.panel_pairs, size.panel_s)
+        found = panel_blocks(size.panel_pairs, max(2, size.panel_pairs // 3), size.panel_s)
     except NotHere as why:
         return [
             {"name": "open panel", "value": None, "unit": str(why), "goal": None, "met": None, "n": 0, "spread": {}}
         ]
-    return [
-        changed_row("open panel: requests/s", told["told"]["throughput"], goal_percent=2),
-        changed_row("open panel: p50", told["told"]["p50_ms"], goal_percent=2),
-        changed_row("open panel that is not told: requests/s", told["not told"]["throughput"]),
-        changed_row("open panel that is not told: p50", told["not told"]["p50_ms"]),
-    ]
+    rows: Rows = []
+    for kind, name, goal in (("told", "open panel", 2.0), ("not told", "open panel that is not told", None)):
+        rows.append(changed_row(f"{name}: requests/s", found[kind]["throughput"], goal_percent=goal))
+        rows.append(changed_row(f"{name}: p50", found[kind]["p50_ms"], goal_percent=goal))
+        for process in ("kernel", "browser"):
+            rows.append(
+                row(f"{name}: more CPU of the {process}", [100 * v for v in found[kind][process]], "% of a core")
+            )
+    return rows
 
 
 PARTS: dict[str, Callable[[Size], Rows]] = {

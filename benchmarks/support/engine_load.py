@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -70,15 +67,3 @@ class ClosedLoop:
         """Lets what is in flight end."""
         self.running = False
         self.done.wait(10)
-
-
-@contextlib.contextmanager
-def without_records(engine: InferenceEngine) -> Iterator[None]:
-    """An engine whose ring takes nothing: what is left is the call."""
-    ring: Any = engine.records
-    ring.add_request = lambda *fields, **more: -1
-    ring.add_batch = lambda *fields, **more: None
-    try:
-        yield
-    finally:
-        del ring.add_request, ring.add_batch

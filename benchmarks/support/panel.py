@@ -6,40 +6,32 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from support.paired import ratios
+import psutil
+
 from support.wire_models import write_mlp
 from workbench.clock import monotonic_ns, sleep
 
 # JupyterLab and Chromium are driven as the tests of the notebooks drive them.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "notebooks"))
 
+_SUPPORT = Path(__file__).resolve().parent.parent
 _NAME = "panel.ipynb"
-_ROWS = "blocks.json"
+_ROWS = "blocks.jsonl"
 _CELLS = (
-    f"""import json
-import workbench as wb
-from workbench.profiling import Load, Measurer
-from workbench.session.measuring import SessionTarget
-server = wb.serve("panel_repository")
-load = dict(duration_s=SECONDS, max_duration_s=SECONDS, warmup_s=0.3, max_warmup_s=0.3)
-blocks = []
-
-def keep(point):
-    row = {{"throughput": point.throughput, "p50_ms": point.p50_ms, "failed": point.failed, "notes": list(point.notes)}}
-    blocks.append(row | {{"watchers": server.session.watchers}})
-    with open("{_ROWS}", "w") as file:
-        json.dump(blocks, file)""",
-    'panel = server.panel("live", model="mlp_4096")\npanel',
-    'keep(server.profile("mlp_4096", concurrency=8, **load))',
-    'with Measurer(SessionTarget(server), "mlp_4096") as measurer:\n    keep(measurer.measure(Load.closed(8, **load)))',
-    "panel.close()",
-    "server.close()",
+    f"""import sys
+from pathlib import Path
+sys.path.insert(0, "{_SUPPORT}")
+from support.panel_kernel import Blocks
+blocks = Blocks(Path("{_ROWS}"), SECONDS, BROWSER)""",
+    "blocks.run(TOLD_PAIRS, True)",
+    "blocks.run(NOT_TOLD_PAIRS, False)",
+    "blocks.close()",
 )
-_SETUP, _OPEN, _TOLD, _NOT_TOLD, _CLOSE, _END = range(len(_CELLS))
+_SETUP, _TOLD, _NOT_TOLD, _END = range(len(_CELLS))
 _PATIENCE_S = 90.0
 
 
@@ -47,23 +39,35 @@ class NotHere(Exception):
     """JupyterLab, Playwright or Chromium is not here."""
 
 
-def panel_blocks(pairs: int, seconds: float) -> dict[str, dict[str, list[float]]]:
-    """Throughput and p50 with the panel open, divided by those without; ``told`` as ``server.profile`` measures, and
-    ``not told`` where the session does not know of the measurement.
+def panel_blocks(told: int, not_told: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+    """Pairs of neighbouring blocks, by whether the session knew of the measurement (``told``, as in ``server.profile``;
+    ``not told``): throughput and p50 with the panel open divided by those without; and what kernel and browser took
+    more, in cores.
 
     Args:
-        pairs: of blocks, of each kind.
+        told: pairs of the one kind.
+        not_told: pairs of the other.
         seconds: of a block.
 
     Raises:
         NotHere: something that it takes is not installed.
         RuntimeError: a request failed, a panel did not follow, or a measurement did not say that one was open.
     """
-    with tempfile.TemporaryDirectory() as folder, _notebook(Path(folder), seconds) as notebook:
+    wanted = {"SECONDS": seconds, "NOT_TOLD_PAIRS": not_told, "TOLD_PAIRS": told}
+    with tempfile.TemporaryDirectory() as folder, _notebook(Path(folder), wanted) as notebook:
         return {
-            "told": ratios(lambda opened: notebook.block(_TOLD, opened), pairs),
-            "not told": ratios(lambda opened: notebook.block(_NOT_TOLD, opened), pairs),
+            "told": _paired(notebook.blocks(_TOLD, 2 * told, seconds)),
+            "not told": _paired(notebook.blocks(_NOT_TOLD, 2 * not_told, seconds)),
         }
+
+
+def _paired(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    opened, closed = ([row for row in rows if row["opened"] == wanted] for wanted in (True, False))
+    found = {
+        name: [a[name] / b[name] for a, b in zip(opened, closed, strict=True)] for name in ("throughput", "p50_ms")
+    }
+    more = {name: [a[name] - b[name] for a, b in zip(opened, closed, strict=True)] for name in ("kernel", "browser")}
+    return found | more
 
 
 class _Notebook:
@@ -79,32 +83,26 @@ class _Notebook:
 
         run_cell(self._page, cell)
 
-    def block(self, cell: int, opened: bool) -> dict[str, float]:
-        """Measures a block, with the panel open or not."""
-        if opened:
-            self.run(_OPEN)
-            self._page.locator(".wb-panel .wb-chart[data-state=drawn]").nth(3).wait_for(timeout=_PATIENCE_S * 1e3)
+    def blocks(self, cell: int, count: int, seconds: float) -> list[dict[str, Any]]:
+        """Runs a cell that measures so many blocks, and gives them."""
         begun = len(self._read())
         self.run(cell)
-        self._until(lambda: len(self._read()) > begun)
-        row = self._read()[-1]
-        if row["failed"] or bool(row["watchers"]) != opened:
-            raise RuntimeError(f"a block with the panel {'open' if opened else 'closed'} is not one: {row}")
-        if opened and not any("open in this kernel" in note for note in row["notes"]):
-            raise RuntimeError(f"the point does not say that a panel was open: {row['notes']}")
-        if opened:
-            self.run(_CLOSE)
-            self._page.wait_for_function("() => !document.querySelector('.wb-panel .wb-chart canvas')")
-        return {name: row[name] for name in ("throughput", "p50_ms")}
+        self._until(lambda: len(self._read()) >= begun + count, _PATIENCE_S + count * (seconds + 10))
+        rows = self._read()[begun:]
+        for row in rows:
+            if row["failed"] or bool(row["watchers"]) != row["opened"]:
+                raise RuntimeError(f"a block is not what it was to be: {row}")
+            if row["opened"] and not any("open in this kernel" in note for note in row["notes"]):
+                raise RuntimeError(f"the point does not say that a panel was open: {row['notes']}")
+        return rows
 
     def _read(self) -> list[dict[str, Any]]:
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            found: list[dict[str, Any]] = json.loads(self._rows.read_text())
-            return found
-        return []
+        if not self._rows.exists():
+            return []
+        return [json.loads(line) for line in self._rows.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
-    def _until(self, there: Callable[[], bool]) -> None:
-        deadline = monotonic_ns() + int(_PATIENCE_S * 1e9)
+    def _until(self, there: Callable[[], bool], patience_s: float) -> None:
+        deadline = monotonic_ns() + int(patience_s * 1e9)
         while not there():
             if monotonic_ns() > deadline:
                 raise RuntimeError("a cell of the notebook did not come to its end")
@@ -113,7 +111,7 @@ class _Notebook:
 
 
 @contextlib.contextmanager
-def _notebook(folder: Path, seconds: float) -> Iterator[_Notebook]:
+def _notebook(folder: Path, wanted: Mapping[str, float]) -> Iterator[_Notebook]:
     try:
         import jupyterlab  # noqa: F401
         import nbformat
@@ -127,10 +125,11 @@ def _notebook(folder: Path, seconds: float) -> Iterator[_Notebook]:
     root.mkdir()
     home.mkdir()
     write_mlp(root / "panel_repository")
-    cells = [nbformat.v4.new_code_cell(source.replace("SECONDS", str(seconds))) for source in _CELLS]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), root / _NAME)
     with running_lab(root, home) as lab, chromium() as browser, opened_page(browser) as page:
+        values = {**wanted, "BROWSER": _browser_processes()}
+        cells = [nbformat.v4.new_code_cell(_filled(source, values)) for source in _CELLS]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), root / _NAME)
         open_notebook(page, lab, _NAME)
         notebook = _Notebook(page, root / _ROWS)
         notebook.run(_SETUP)
@@ -139,3 +138,13 @@ def _notebook(folder: Path, seconds: float) -> Iterator[_Notebook]:
         finally:
             notebook.run(_END)
             page.wait_for_timeout(2000)
+
+
+def _filled(source: str, values: Mapping[str, object]) -> str:
+    for name, value in values.items():
+        source = source.replace(name, str(value))
+    return source
+
+
+def _browser_processes() -> list[int]:
+    return [each.pid for each in psutil.Process().children(recursive=True) if "chrom" in each.name().lower()]
