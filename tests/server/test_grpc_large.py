@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import select
+import socket
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -44,10 +46,11 @@ class Sender:
         while data:
             size = min(len(data), self.chance.choice((1, 9, 500, 16_384, 40_000, 60_000)))
             padding = self.chance.choice((0, 0, 1, 200))
+            while self.room < min(size, 300) + padding + 1:
+                self.read()
+            size = min(size, self.room - padding - 1)  # as clients do: the server may wait for what still fits
             flags = (PADDED if padding else 0) | (END_STREAM if last and size == len(data) else 0)
             payload = bytes([padding]) * bool(padding) + data[:size] + bytes(padding)
-            while self.room < len(payload):
-                self.read()
             self.room -= len(payload)
             sent = struct.pack(">I", len(payload))[1:] + bytes((0, flags)) + struct.pack(">I", self.stream) + payload
             cut = self.chance.choice((0, 3, len(sent) // 2, len(sent) - 1))
@@ -146,10 +149,122 @@ def test_answers_within_the_windows(served: RunningServer, window: int) -> None:
         assert len(pb.ModelInferResponse.FromString(body[5:]).raw_output_contents[0]) == 4 * count
 
 
+class Cut(Wire):
+    """A connection whose bytes come in pieces of any size, the ends of which the server hears a while apart."""
+
+    def __init__(self, url: str, *, window: int, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.rest = b""
+        super().__init__(url, window=window)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def flush(self) -> None:
+        """Sends what is to be sent, but for its end, which goes with what follows or when nothing else comes."""
+        data = self.rest + self.h2.data_to_send()
+        self.rest = b""
+        if len(data) > 13 and self.chance.randrange(2):
+            kept = self.chance.randrange(1, 13)
+            data, self.rest = data[:-kept], data[-kept:]
+        self.socket.sendall(data)
+
+    def read(self) -> list[Any]:
+        """As ``Wire``'s."""
+        while self.rest and not select.select([self.socket], [], [], 0.005)[0]:
+            self.socket.sendall(self.rest)
+            self.rest = b""
+        return super().read()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_small_and_large_answers_of_calls_that_run_together(served: RunningServer, seed: int) -> None:
+    """From the first large one on the server keeps the windows itself: no byte too much, and none that never comes."""
+    with Cut(served.grpc_url, window=2000, seed=seed) as wire:
+        chance = random.Random(seed)
+        sizes = {}
+        for turn in range(6):
+            counts = [chance.choice((1, 40, 600)) for _ in range(20)]
+            if turn != 1:
+                counts.insert(chance.randrange(20), 60_000)
+            stream = wire.call("ModelStreamInfer", *(request("large", n).SerializeToString() for n in counts))
+            sizes[stream] = counts
+        bodies: dict[int, bytes] = dict.fromkeys(sizes, b"")
+        ended = {}
+        while len(ended) < len(sizes):
+            events = wire.read()
+            assert not wire.closed
+            for event in events:
+                if isinstance(event, ngh2.DataReceived):
+                    bodies[event.stream_id] += event.data
+                    wire.h2.acknowledge_received_data(len(event.data), event.stream_id)
+                elif isinstance(event, ngh2.TrailersReceived):
+                    ended[event.stream_id] = dict(event.headers)[b"grpc-status"]
+            wire.flush()
+        for stream, counts in sizes.items():
+            body, found = bodies[stream], []
+            while body:
+                size = int.from_bytes(body[1:5], "big")
+                answer = pb.ModelStreamInferResponse.FromString(body[5 : 5 + size]).infer_response
+                found.append(len(answer.raw_output_contents[0]) // 4)
+                body = body[5 + size :]
+            assert (found, ended[stream]) == (counts, b"0")
+
+
+def ask(wire: Wire, stream: int, count: int) -> None:
+    wire.h2.send_data(stream, framed(request("large", count).SerializeToString()))
+    wire.flush()
+
+
+def take(wire: Wire, stream: int, size: int, *, acknowledge: bool) -> None:
+    """Reads at least ``size`` bytes of answers on a stream."""
+    while size > 0:
+        events = wire.read()
+        assert not wire.closed
+        for event in events:
+            if isinstance(event, ngh2.DataReceived) and event.stream_id == stream:
+                size -= len(event.data)
+                if acknowledge:
+                    wire.h2.acknowledge_received_data(len(event.data), stream)
+        wire.flush()
+
+
+def test_what_a_call_was_sent_before_the_first_large_answer_counts(served: RunningServer) -> None:
+    with Wire(served.grpc_url, window=2000) as wire:
+        first = wire.call("ModelStreamInfer", end=False)
+        ask(wire, first, 200)
+        take(wire, first, 800, acknowledge=False)
+        assert wire.answer(wire.call("ModelInfer", request("large", 60_000).SerializeToString()))[0] == 0
+        ask(wire, first, 60_000)
+        take(wire, first, 240_000, acknowledge=True)  # the library ends the connection where too much comes
+
+
+@pytest.mark.parametrize("cut", [0, 3, 10])
+def test_what_a_call_may_be_sent_more_before_the_first_large_answer_counts(served: RunningServer, cut: int) -> None:
+    """Also where the frame that says so is cut in two, and the answer is sent in between."""
+    with Wire(served.grpc_url, window=1 << 20) as wire:
+        wire.h2.set_local_window_size(2**31 - 1)
+        first = wire.call("ModelStreamInfer", end=False)
+        ask(wire, first, 1)
+        take(wire, first, 4, acknowledge=False)
+        wire.h2.set_local_window_size(4 << 20, stream_id=first)
+        update = wire.h2.data_to_send()
+        second = wire.call("ModelStreamInfer", end=False)
+        wire.h2.send_data(second, framed(request("large", 60_000).SerializeToString()))
+        wire.socket.sendall(wire.h2.data_to_send() + update[: cut or 13])
+        take(wire, second, 240_000, acknowledge=False)
+        wire.socket.sendall(update[cut or 13 :])
+        ask(wire, second, 60_000)
+        take(wire, second, 240_000, acknowledge=False)
+        ask(wire, first, 500_000)
+        take(wire, first, 2_000_000, acknowledge=False)
+
+
 def test_a_window_that_changes_while_an_answer_waits() -> None:
-    out = Outgoing()
+    server = ngh2.Connection(ngh2.Role.SERVER)
+    server.initiate_connection({})
+    out = Outgoing(server, ())
     out.settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 10})
-    assert out.add(1, bytes(100)) == 100
+    out.add(1, bytes(100))
+    assert out.waiting(1) == 100
     assert out.take(1000).size == 10
     out.settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 5})
     out.grow(1, 5)

@@ -13,8 +13,11 @@ from workbench.protocol.binary import Buffer
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_flow import FlowControl
 from workbench.server.grpc_message import ENCODINGS, RESOURCE_EXHAUSTED
+from workbench.server.grpc_send import LARGE, Plain
 from workbench.server.unread import NOT_READ
 
+_PIECE = 256 * 1024
+_AT_ONCE = 16 * 1024 * 1024  # the binding copies less where it is asked for all; of more it is asked for pieces
 _JOINED = 64 * 1024  # answers that are smaller together are written as one piece
 HIGH_WATER = 1024 * 1024
 """Bytes that may wait in the socket's own buffer."""
@@ -32,8 +35,8 @@ class Answers(FlowControl):
     _on_event: dict[type, Callable[[Any], None]]
     _leaving: float
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, h2: Any) -> None:
+        super().__init__(h2)
         self._planned = False
         self._paused = False
         self._backlogged: set[Call] = set()
@@ -57,13 +60,15 @@ class Answers(FlowControl):
         if self._unread and self.server.unread.refuses(self):
             call.break_off(RESOURCE_EXHAUSTED, NOT_READ)
             return 0
-        waiting = self._out.add(call.stream_id, data)
+        size = len(data)
+        if size > LARGE:
+            self._has_large = True
+        self._out.add(call.stream_id, data)
         self._plan()
-        self._sent += len(data)
+        self._sent += size
         self._pings = self._strikes = 0
         self._last_ping = 0.0
-        if not call.limit:
-            return 0
+        waiting = self._out.waiting(call.stream_id) if call.limit else 0
         if waiting > call.limit:
             self._backlogged.add(call)
         return waiting
@@ -111,6 +116,8 @@ class Answers(FlowControl):
             transport.abort()
             return
         self._handle(h2.events())
+        if self._has_large:
+            self._send_large()
         if self._sent or self._unread:
             self._look_at_unread()
         if self._backlogged:
@@ -120,6 +127,13 @@ class Answers(FlowControl):
 
     def _write(self, transport: asyncio.Transport, h2: Any) -> None:
         """Writes what libnghttp2 has, which includes the heads of answers, then the answers, then their trailers."""
+        out = self._out
+        if out.queued > _AT_ONCE and isinstance(out, Plain):
+            while (piece := h2.data_to_send(_PIECE)) and len(piece) == _PIECE:
+                transport.write(piece)
+                if self._is_paused():
+                    return  # perhaps in the middle of a frame
+            transport.write(piece)
         before: bytes = h2.data_to_send()
         if self._own:
             before += self._own
@@ -128,7 +142,8 @@ class Answers(FlowControl):
             transport.write(before)
             before = b""
             self._handle(events)
-        out = self._out
+        if before or out.sendable:
+            self._frames.idle_updates = 0
         while out.sendable and not self._is_paused():
             parts, size, ended = out.take(HIGH_WATER)
             after = b""

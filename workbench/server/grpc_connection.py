@@ -49,13 +49,12 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
     """One client's connection."""
 
     def __init__(self, server: GrpcServer) -> None:
-        super().__init__()
+        super().__init__(ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION))
         self.server = server
         self.loop = server.loop
         self.peer = ""
         self.transport: asyncio.Transport | None = None
         self.calls: dict[int, Call] = {}
-        self._h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
         self._place: memoryview | None = None  # where bytes were read to, if not to what all connections share
         self._deaf = False  # not read for now
         self._began = self._heard = self.loop.time()

@@ -11,7 +11,7 @@ import ngh2
 from workbench.protocol.binary import Buffer
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_frames import FRAME, WHOLE_WINDOW, Frames, window_update
-from workbench.server.grpc_send import Flood, Outgoing, Overflow
+from workbench.server.grpc_send import Outgoing, Overflow, Plain
 
 if TYPE_CHECKING:
     from workbench.server.grpc_server import GrpcServer
@@ -24,14 +24,14 @@ class FlowControl(ABC):
 
     server: GrpcServer
     calls: dict[int, Call]
-    _h2: Any
-    _frames: Frames
     _inside: dict[int, float]
     _heard: float
 
-    def __init__(self) -> None:
+    def __init__(self, h2: Any) -> None:
+        self._h2 = h2
         self._frames = Frames(self)
-        self._out = Outgoing()
+        self._out: Plain | Outgoing = Plain(h2)
+        self._has_large = False  # answers, or is about to
         self._admitted: list[Call] = []  # have been granted the memory for a large message
         self._own = bytearray()  # frames of our own that are to be sent
         self._past = 0  # bytes that were taken past libnghttp2
@@ -116,6 +116,7 @@ class FlowControl(ABC):
     def _expect(self) -> None:
         """Has what is to come of large messages sent. Not while events of libnghttp2 wait to be handled."""
         admitted, self._admitted = self._admitted, []
+        self._has_large = True  # a large answer will follow, as a rule
         for call in admitted:
             missing = min(call.missing, WHOLE_WINDOW - self.server.options.limits.window)
             if call.stream_id in self.calls and (past := self._frames.expect(call.stream_id, call, missing)):
@@ -145,10 +146,22 @@ class FlowControl(ABC):
         except Overflow:
             self._cut_off(ngh2.ErrorCode.FLOW_CONTROL_ERROR)
             return False
-        except Flood:
-            self._cut_off(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
-            return False
         return True
+
+    def flooded(self) -> None:
+        """See ``Owner``."""
+        self._cut_off(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
+
+    def _send_large(self) -> None:
+        """Has answers sent without libnghttp2 from now on, if it has nothing more to send and no window under way.
+
+        Not while events of libnghttp2 wait to be handled: it would know windows of calls that are not known here yet.
+        """
+        if not isinstance(self._out, Plain):
+            self._has_large = False
+        elif not self._out.queued and not self._frames.in_update:
+            self._out = Outgoing(self._h2, self.calls)
+            self._frames.takes_updates = True
 
     def credit(self, stream_id: int, size: int) -> None:
         """See ``Owner``; 0: on all streams."""

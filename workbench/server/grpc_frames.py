@@ -31,6 +31,7 @@ _DATA = 0
 _WINDOW_UPDATE = 8
 _BLOCKS = (1, 5, 9)  # HEADERS, PUSH_PROMISE, CONTINUATION
 _END_STREAM, _END_HEADERS, _PADDED = 1, 4, 8
+_IDLE_UPDATES = 10_000  # for nothing: more are a flood
 _BY_SOCKET = 4096  # less is read together with what follows
 
 
@@ -70,6 +71,9 @@ class Owner(Protocol):
         None when libnghttp2 has to be told instead, False when the connection is over.
         """
 
+    def flooded(self) -> None:
+        """The client has sent so many WINDOW_UPDATE frames for nothing that it must mean harm: cuts it off."""
+
     def credit(self, stream_id: int, size: int) -> None:
         """The client may send so many bytes more on a stream: as much padding was skipped."""
 
@@ -88,11 +92,19 @@ class Expected:
 class Frames:
     """Cuts what a client sends into what libnghttp2 gets and what belongs to messages that are expected."""
 
-    __slots__ = ("_direct", "_end", "_head", "_in_block", "_left", "_owner", "_stream", "_tail", "_total", "expected")
+    __slots__ = (
+        "_direct", "_end", "_head", "_in_block", "_kind", "_left", "_owner", "_stream", "_tail", "_total", "expected",
+        "idle_updates", "takes_updates",
+    )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self._owner: Owner | None = owner
         self.expected: dict[int, Expected] = {}
+        self.takes_updates = False
+        """Whether the owner, not libnghttp2, is told how much more the client takes."""
+        self.idle_updates = 0
+        """WINDOW_UPDATE frames since the last answer."""
+        self._kind = 0  # of the frame that has begun
         self._left = _PREFACE  # to come of the payload of the frame that has begun
         self._head = b""  # the beginning of a frame that nobody has been given yet
         self._in_block = False  # only CONTINUATION may follow
@@ -106,6 +118,16 @@ class Frames:
         """The connection is gone."""
         self._owner = self._direct = None
         self.expected.clear()
+
+    @property
+    def in_update(self) -> bool:
+        """Whether libnghttp2 has the beginning of a WINDOW_UPDATE frame."""
+        return self._left > 0 and self._kind == _WINDOW_UPDATE
+
+    def _flooded(self) -> bool:
+        if self._owner is not None:
+            self._owner.flooded()
+        return False
 
     def expect(self, stream_id: int, taker: Taker, missing: int) -> int:
         """A message whose last ``missing`` bytes are not here; gives how many of them will go past libnghttp2.
@@ -151,16 +173,23 @@ class Frames:
         while position + HEAD <= size:
             length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
             if data[position + 3] == _WINDOW_UPDATE:
-                if (
+                self.idle_updates += 1
+                if not self.takes_updates:
+                    pass
+                elif (
                     length != _UPDATE
                     or self._in_block
                     or position + HEAD + _UPDATE > size
                     or (begin >= 0 and data[begin + 3] in _BLOCKS and not data[begin + 4] & _END_HEADERS)
                 ):
+                    self.idle_updates -= len(updates) + 1  # they are counted there
                     return self._cut(memoryview(data))
-                updates.append(position)
+                else:
+                    updates.append(position)
             begin = position
             position += HEAD + length
+        if self.idle_updates > _IDLE_UPDATES:
+            return self._flooded()
         if begin >= 0:
             self._note(bytes(data[begin : begin + HEAD]))
         if position >= size:
@@ -194,7 +223,7 @@ class Frames:
         return True
 
     def _note(self, head: bytes) -> None:
-        kind = head[3]
+        kind = self._kind = head[3]
         self._stream = _stream(head) if kind == _DATA else 0
         self._total = int.from_bytes(head[:3], "big")
         self._in_block = kind in _BLOCKS and not head[4] & _END_HEADERS
@@ -222,11 +251,21 @@ class Frames:
             if len(head) < HEAD:
                 break
             length = int.from_bytes(head[:3], "big")
-            is_update = head[3] == _WINDOW_UPDATE and length == _UPDATE and not self._in_block and not told
+            is_update = (
+                self.takes_updates
+                and head[3] == _WINDOW_UPDATE
+                and length == _UPDATE
+                and not self._in_block
+                and not told
+            )
             expected = None if is_update else self._of(head, length)
             if expected is None and not is_update:
                 told = False
                 self._note(head)
+                if self._kind == _WINDOW_UPDATE:
+                    self.idle_updates += 1
+                    if self.idle_updates > _IDLE_UPDATES:
+                        return self._flooded()
                 self._left = length
                 position += HEAD
                 continue
@@ -239,6 +278,9 @@ class Frames:
                 end = position + HEAD + _UPDATE
                 if end > size:
                     break
+                self.idle_updates += 1
+                if self.idle_updates > _IDLE_UPDATES:
+                    return self._flooded()
                 grown = self._grow(_stream(head), data[position + HEAD : end])
                 if grown is False:
                     return False
@@ -257,7 +299,7 @@ class Frames:
                 continue
             position += HEAD
             run = position
-            self._direct, self._end, self._stream = expected, head[4] & _END_STREAM, 0
+            self._direct, self._end, self._stream, self._kind = expected, head[4] & _END_STREAM, 0, _DATA
             self._left = min(length, expected.left)
             self._tail = length - self._left
         self._head = bytes(data[position:])

@@ -1,30 +1,30 @@
-"""DATA frames that the server sends, within the client's windows: answers are not copied.
+"""How answers are sent, within the client's windows: small ones by libnghttp2, large ones without copies.
 
-libnghttp2 frames and compresses headers and trailers, and would copy what it frames three times; so it is told of no
-DATA, and of no WINDOW_UPDATE either, for its windows would only ever grow. (RFC 9113, 5.2 and 6.9.)
+libnghttp2 copies what it frames three times, which of a small answer costs less than to do the same in Python: until a
+connection has a large answer all go that way (``Plain``). From then on libnghttp2 frames and compresses headers and
+trailers, and is told of no DATA, and of no WINDOW_UPDATE either, for its windows would only ever grow (``Outgoing``;
+RFC 9113, 5.2 and 6.9).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import ngh2
 
 from workbench.protocol.binary import Buffer
 from workbench.server.grpc_frames import HEAD, WHOLE_WINDOW, data_head
 
-_FIRST_WINDOW = 65_535  # until the client says otherwise
 _LEAST_FRAME = 16_384
 _FRAME = 256 * 1024  # no larger frames, that calls take turns
-_IDLE_UPDATES = 10_000
+
+LARGE = 64 * 1024
+"""Bytes of an answer that is worth frames of our own."""
 
 Trailers = tuple[tuple[bytes, bytes], ...]
-
-
-class Flood(Exception):
-    """The client has sent so many WINDOW_UPDATE frames for nothing that it must mean harm."""
 
 
 class Overflow(Exception):
@@ -53,21 +53,75 @@ class _Outlet:
         self.trailers: Trailers | None = None
 
 
-class Outgoing:
-    """The answers of a connection's calls that wait to be sent. ``queued`` are their bytes."""
+class Plain:
+    """The answers of a connection that has had no large one: libnghttp2 has them, and hears of all windows."""
 
-    def __init__(self) -> None:
+    sendable = False
+    """Never: what can be sent libnghttp2 sends."""
+
+    def __init__(self, h2: Any) -> None:
+        self._h2 = h2
+
+    @property
+    def queued(self) -> int:
+        """Bytes of answers that wait."""
+        size: int = self._h2.queued_body_size()
+        return size
+
+    def settings(self, changed: Mapping[int, int]) -> None:
+        """See ``Outgoing``."""
+
+    def grow(self, stream_id: int, size: int) -> None:
+        """See ``Outgoing``."""
+
+    def add(self, stream_id: int, data: Buffer) -> None:
+        """Bytes to send on a stream."""
+        with contextlib.suppress(ngh2.NGH2Error):  # reset, which the next events will say
+            self._h2.send_data(stream_id, data)
+
+    def end(self, stream_id: int, trailers: Trailers) -> bool:
+        """See ``Outgoing``; False: libnghttp2 knows what they have to wait for."""
+        return False
+
+    def waiting(self, stream_id: int) -> int:
+        """See ``Outgoing``."""
+        size: int = self._h2.queued_body_size(stream_id)
+        return size
+
+    def drop(self, stream_id: int) -> None:
+        """See ``Outgoing``."""
+
+    def close(self) -> None:
+        """See ``Outgoing``."""
+
+    def take(self, most: int) -> Ready:
+        """Nothing: see ``sendable``."""
+        return Ready([], 0, [])
+
+
+class Outgoing:
+    """The answers of a connection's calls that wait to be sent. ``queued`` are their bytes.
+
+    It begins with the windows that libnghttp2 has counted up to now for the connection and its ``streams``; there must
+    be nothing that it has still to send.
+    """
+
+    def __init__(self, h2: Any, streams: Iterable[int]) -> None:
         self.queued = 0
-        self._window = self._initial = _FIRST_WINDOW
-        self._frame = _LEAST_FRAME
+        settings: Mapping[int, int] = h2.remote_settings
+        self._window: int = h2.remote_window_size
+        self._initial = settings[ngh2.Setting.INITIAL_WINDOW_SIZE]
+        self._frame = min(settings[ngh2.Setting.MAX_FRAME_SIZE], _FRAME)
         self._outlets: dict[int, _Outlet] = {}
         self._ready: deque[_Outlet] = deque()  # have something to send and a window
         # As long as nothing has to wait on a stream it has no outlet. Of it are kept: by how many bytes its window is
         # smaller than at first, the small answer that is about to be sent, as a frame, and what ends it then.
         self._spent: dict[int, int] = {}
+        for stream_id in streams:
+            with contextlib.suppress(ngh2.NGH2Error):  # it is over, which the next events will say
+                self._spent[stream_id] = self._initial - h2.stream_remote_window_size(stream_id)
         self._now: dict[int, bytes] = {}
         self._then: dict[int, Trailers] = {}
-        self._idle_updates = 0  # WINDOW_UPDATE frames since the last answer
 
     # -- windows ------------------------------------------------------------------------------------------------------
 
@@ -94,11 +148,7 @@ class Outgoing:
 
         Raises:
             Overflow: that is too many.
-            Flood: it says so over and over.
         """
-        self._idle_updates += 1
-        if self._idle_updates > _IDLE_UPDATES:
-            raise Flood
         if not stream_id:
             self._window += size
             if self._window > WHOLE_WINDOW:
@@ -129,8 +179,8 @@ class Outgoing:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def add(self, stream_id: int, data: Buffer) -> int:
-        """Bytes to send on a stream; gives how many now wait there."""
+    def add(self, stream_id: int, data: Buffer) -> None:
+        """Bytes to send on a stream."""
         size = len(data)
         if (
             size <= _LEAST_FRAME
@@ -143,17 +193,15 @@ class Outgoing:
             self._spent[stream_id] = spent + size
             self._now[stream_id] = data_head(stream_id, size) + data
             self.queued += size
-            return size
+            return
         outlet = self._outlet(stream_id)
         outlet.pieces.append(data)
         outlet.queued += size
         self.queued += size
         self._wake(outlet)
-        return outlet.queued
 
     def end(self, stream_id: int, trailers: Trailers) -> bool:
         """Ends a stream with trailers once all has been sent; False where nothing waits, and they can go at once."""
-        self._idle_updates = 0
         outlet = self._outlets.get(stream_id)
         if outlet is None or not outlet.pieces:
             if stream_id in self._now:
@@ -215,9 +263,7 @@ class Outgoing:
             if outlet.trailers is not None and not outlet.pieces:
                 ended.append((outlet.stream_id, outlet.trailers))
                 outlet.trailers = None
-        if size:
-            self._idle_updates = 0
-            self.queued -= size
+        self.queued -= size
         return Ready(parts, size, ended)
 
     def _frames_of(self, outlet: _Outlet, parts: list[Buffer], most: int) -> int:
