@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from asking import Asked, Asker, wait_until
 from gate_backend import CONFIG, Gate
+from onnx_models import CONFIG as ONNX
 from onnx_models import add_model, request
 
 from workbench.clock import monotonic_ns
@@ -309,3 +310,65 @@ def test_answers_keep_their_order(make_scene: Any) -> None:
     scene = make_scene("preserve_ordering: true", waiting="abcdefg")
     scene.end()
     assert [each.order for each in scene.asked.values()] == list(range(8))
+
+
+def test_an_instance_that_comes_back_amid_a_dispatch_takes_what_is_staged_once(make_scene: Any) -> None:
+    scene = make_scene(config=TWO.replace("count: 1", "count: 2"), waiting="")
+    model = scene.engine._lifecycle.lookup("gate", -1)
+    lent: list[Any] = []
+    scene.on_loop(lambda: lent.append(model.idle.pop()))  # as a thread does that runs a request of its own
+    scene.send(*"abc")
+    scene.settle()
+    assert model.stage.batch is not None
+    expire = model.scheduler.expire
+
+    def back(now: int) -> Any:
+        if lent:
+            model.idle.append(lent.pop())
+        return expire(now)
+
+    model.scheduler.expire = back
+    scene.on_loop(model._dispatch)
+    assert scene.gate.started.acquire(timeout=10)
+    assert scene.end() == [["a", "b"], ["c"]]
+    assert scene.engine.snapshot().version("gate").pending == 0
+
+
+def test_callers_that_run_their_own_and_requests_that_queue_are_each_answered_once(
+    make_engine: Any, tmp_path: Path
+) -> None:
+    """Instances go to and fro between the loop and the callers; numbers, statistics and records stay right."""
+    add_model(tmp_path, "double", config=ONNX.replace("max_batch_size: 8", "max_batch_size: 2"))
+    engine = make_engine(tmp_path)
+    for _ in range(3):
+        engine.infer(request(), 10)
+    cursor = engine.records.last_seq
+    wrong: list[Any] = []
+
+    def call(number: int) -> None:
+        for index in range(150):
+            value = float(1000 * number + index)
+            answered = engine.infer(request(value=value), 10)
+            if answered.error is not None or set(answered.outputs[0].data.ravel()) != {2 * value}:
+                wrong.append((value, answered))
+
+    callers = [threading.Thread(target=call, args=(number,)) for number in range(3)]
+    for each in callers:
+        each.start()
+    asker, asked = Asker(engine), []
+    for index in range(100):
+        asked.extend((index, each) for each in asker.send(request(value=float(index)) for _ in range(4)))
+    for each in callers:
+        each.join(60)
+        assert not each.is_alive(), "a request was never answered"
+    for index, one in asked:
+        answered = one.wait()
+        assert len(one.responses) == 1
+        assert set(answered.outputs[0].data.ravel()) == {2.0 * index}
+    assert wrong == []
+    rows = engine.records.read(cursor).requests
+    assert len(rows["seq"]) == len(set(rows["seq"])) == 850
+    assert (rows["compute_end"] >= rows["compute_start"]).all()
+    stats = engine.statistics("double")["model_stats"][0]
+    assert stats["inference_count"] == 853
+    assert all(each["ns"] >= 0 for each in stats["inference_stats"].values())

@@ -283,6 +283,7 @@ class ModelVersion:
                 slot = idle.popleft()
             except IndexError:  # a thread was quicker (``engine.inline``)
                 break
+            self.stage.withdraw()  # the slot may have come back since the look: nothing is taken twice
             batch = scheduler.acquire(slot.index, now)
             if batch is None:
                 idle.appendleft(slot)

@@ -247,9 +247,9 @@ class DynamicBatcher:
 
     def _leave(self, items: Sequence[Item], rows: int, now: int) -> None:
         if len(self._numbers) == 1 and not self._delayed:
-            pop = self._base.live.popitem
-            for _ in items:
-                pop(last=False)
+            live = self._base.live
+            for item in items:
+                del live[item.id]
         else:
             for item in items:
                 self._remove(item)
