@@ -1,7 +1,7 @@
 """A backend for tests of the engine: its models answer when the test lets them, and misbehave when a request asks.
 
 It stands behind the same seam as every backend. ``y`` is ``x``; the request parameter ``do`` asks for more: ``raise``,
-``unready`` (raises before its inputs are ready, on a thread), ``interrupt`` (what Ctrl-C raises), ``error`` (an error
+``refuse`` (raises an error of the engine's), ``unready`` (raises before its inputs are ready, on a thread), ``interrupt`` (what Ctrl-C raises), ``error`` (an error
 for this request alone), ``nothing`` (no answer), ``stream:N`` (N responses before the final one), ``cancel`` (waits for
 the cancellation, then answers CANCELLED), ``again:N`` (gives the request back N times).
 """
@@ -30,9 +30,13 @@ dynamic_batching { }
 
 @dataclass
 class Gate:
-    """What a test holds: ``open`` lets batches end; ``batches`` are the sizes seen; ``live`` counts open instances."""
+    """What a test holds: ``open`` lets batches end; ``batches`` are the sizes seen; ``live`` counts open instances.
+
+    While ``unready``, no batch on a thread says that its inputs are ready.
+    """
 
     open: threading.Event = field(default_factory=threading.Event)
+    unready: bool = False
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     batches: list[list[str]] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
@@ -97,6 +101,8 @@ def answer(gate: Gate, execution: Execution, index: int, request: InferenceReque
             return
     if do == "raise":
         raise ValueError("the model raised")
+    if do == "refuse":
+        raise BackendError("the model refused")
     if do == "interrupt":
         raise KeyboardInterrupt
     if do == "error":
@@ -138,7 +144,8 @@ class ThreadGate:
         execution.input_end = self.clock()
         if any(request.parameters.get("do") == "unready" for request in execution.requests):
             raise ValueError("the inputs are wrong")
-        execution.ready()
+        if not self.gate.unready:
+            execution.ready()
         assert self.gate.open.wait(20), "the test never opened the gate"
         execution.output_start = self.clock()
         for index, request in enumerate(execution.requests):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from asking import Asked, Asker, wait_until
 from gate_backend import CONFIG, Gate
@@ -17,7 +20,7 @@ from onnx_models import add_model, request
 from workbench.clock import monotonic_ns
 from workbench.config import Edit
 from workbench.engine import InferenceEngine
-from workbench.protocol.tensors import InferenceRequest
+from workbench.protocol.tensors import InferenceRequest, Tensor
 
 TWO = CONFIG.replace("max_batch_size: 8", "max_batch_size: 2")
 LEVELS = "priority_levels: 3 default_priority_level: 2"
@@ -372,3 +375,38 @@ def test_callers_that_run_their_own_and_requests_that_queue_are_each_answered_on
     stats = engine.statistics("double")["model_stats"][0]
     assert stats["inference_count"] == 853
     assert all(each["ns"] >= 0 for each in stats["inference_stats"].values())
+
+
+@pytest.mark.parametrize("extra", [np.ones((1, 300_000), np.float32), np.full((1, 4), b"s", np.object_)])
+def test_answers_do_not_wait_for_a_batch_whose_inputs_take_long(make_scene: Any, extra: Any) -> None:
+    tensor = Tensor.from_numpy("extra", extra)
+    x = "input [ { name: "
+    optional = f'input [ {{ name: "extra" data_type: TYPE_{tensor.datatype} dims: [ -1 ] optional: true }} ]\n'
+    config = TWO.replace(x, optional.replace("BYTES", "STRING") + x)
+    scene = make_scene(config=config, waiting="")
+    sent = [scene.request(id) for id in "ab"]
+    for each in sent:
+        each.inputs.append(tensor)
+    scene.asked.update(zip("ab", scene.asker.send(sent), strict=True))
+    scene.settle()
+    scene.gate.unready = True
+    closed, scene.gate.open = scene.gate.open, threading.Event()
+    closed.set()
+    assert scene.gate.started.acquire(timeout=10)
+    assert scene.asked["first"].wait().error is None
+    assert scene.end() == [["a", "b"]]
+
+
+def test_a_batch_that_failed_is_let_go_while_its_instance_is_idle(make_scene: Any) -> None:
+    array = np.ones((1, 4), np.float32)
+    gone = weakref.ref(array)
+    scene = make_scene(waiting="")
+    sent = InferenceRequest("gate", [Tensor.from_numpy("x", array)], parameters={"do": "refuse"})
+    del array
+    scene.asked["a"] = scene.asker.send([sent])[0]
+    del sent
+    scene.end()
+    assert "refused" in str(scene.asked.pop("a").error)
+    scene.settle()
+    gc.collect()
+    assert gone() is None

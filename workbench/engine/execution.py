@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from workbench.records.columns import Row
 
 _SHORT_NS = 300_000
-"""Where inputs take longer to prepare than this, the answers to the batch before do not wait for it."""
+"""Where a batch's inputs took longer to prepare than this, its answers do not wait for the next one's."""
+
+_SMALL_BYTES = 1 << 20
+"""Nor where the next batch's inputs are larger than this, or strings."""
 
 
 class Run:
@@ -272,11 +275,25 @@ class InstanceThread:
                 execution.ready()  # where it failed before it called that
                 execution.ready = _is_ready
                 following = self.following()
-                if following is None or not tells or execution.input_end - execution.compute_start > _SHORT_NS:
+                if following is None or not (tells and _prepares_soon(execution, following)):
                     execution.finish(error)
                 else:  # the loop, once woken, would take the interpreter away in the middle of preparing inputs
                     following.ready = partial(execution.finish, error)
                 execution, following = following, None
+                error = None  # its traceback holds the batch's tensors, and this thread may be idle for long
+
+
+def _prepares_soon(last: Execution, following: Execution) -> bool:
+    """Whether the inputs of a batch take so little time to prepare that the answers to the last one may wait for it."""
+    if last.input_end - last.compute_start > _SHORT_NS:
+        return False
+    size = 0
+    for request in following.requests:
+        for tensor in request.inputs:
+            if tensor.datatype == "BYTES":  # a step for each string
+                return False
+            size += tensor.data.nbytes
+    return size <= _SMALL_BYTES
 
 
 def _nothing() -> Execution | None:
