@@ -1,9 +1,10 @@
 """A backend for tests of the engine: its models answer when the test lets them, and misbehave when a request asks.
 
 It stands behind the same seam as every backend. ``y`` is ``x``; the request parameter ``do`` asks for more: ``raise``,
-``refuse`` (raises an error of the engine's), ``unready`` (raises before its inputs are ready, on a thread), ``interrupt`` (what Ctrl-C raises), ``error`` (an error
-for this request alone), ``nothing`` (no answer), ``stream:N`` (N responses before the final one), ``cancel`` (waits for
-the cancellation, then answers CANCELLED), ``again:N`` (gives the request back N times).
+``refuse`` (raises an error of the engine's), ``unready`` (raises before its inputs are ready, on a thread),
+``interrupt`` (what Ctrl-C raises), ``error`` (an error for this request alone), ``nothing`` (no answer), ``stream:N``
+(N responses before the final one), ``cancel`` (waits for the cancellation, then answers CANCELLED), ``again:N`` (gives
+the request back N times).
 """
 
 from __future__ import annotations

@@ -50,6 +50,20 @@ def fetch(engine: InferenceEngine, id: str) -> list[tuple[int, InferenceRequest]
         found += part
 
 
+def add_texts(root: Path) -> Path:
+    """A repository with ``texts``, which gives strings back."""
+    config = CONFIG.replace("gate", "texts").replace("FP32 dims: [ 4 ]", "STRING dims: [ -1 ]")
+    config = config.replace('backend: "texts"', 'backend: "onnxruntime"')
+    add_model(root, "texts", config=config, model=identity("BYTES", ("b", "n")))
+    return root
+
+
+def texts(count: int) -> InferenceRequest:
+    """A request of so many short strings for ``texts``."""
+    array = np.array([[b"%d" % number for number in range(count)]], dtype=np.object_)
+    return InferenceRequest("texts", [Tensor.from_numpy("x", array)])
+
+
 def values(found: list[tuple[int, InferenceRequest]]) -> list[float]:
     return [float(each.inputs[0].data[0, 0]) for _, each in found]
 
@@ -169,10 +183,7 @@ def test_many_strings_are_captured_in_their_order(
 ) -> None:
     monkeypatch.setattr(capture, "BACKLOG_BYTES", backlog)
     monkeypatch.setattr(capture, "PART_BYTES", 100_000)
-    config = CONFIG.replace("gate", "texts").replace("FP32 dims: [ 4 ]", "STRING dims: [ -1 ]")
-    add_model(tmp_path, "texts", config=config.replace('backend: "texts"', 'backend: "onnxruntime"'),
-              model=identity("BYTES", ("b", "n")))  # fmt: skip
-    engine = make_engine(tmp_path)
+    engine = make_engine(add_texts(tmp_path))
     id = begin(engine, "texts", limit=64 * MB)
     sent = [[b"%d" % (at * number) for number in range(size)] for at, size in enumerate([20_000, 1, 9_000, 3, 20_000])]
     for items in sent:
@@ -187,10 +198,7 @@ def test_what_waits_to_be_packed_is_bounded_in_bytes_however_few_the_strings(
 ) -> None:
     """Strings of 2 KB, 5,000 in a request: ten requests are few elements, and 100 MB."""
     monkeypatch.setattr(capture, "BACKLOG_BYTES", 24 * MB)
-    config = CONFIG.replace("gate", "texts").replace("FP32 dims: [ 4 ]", "STRING dims: [ -1 ]")
-    add_model(tmp_path, "texts", config=config.replace('backend: "texts"', 'backend: "onnxruntime"'),
-              model=identity("BYTES", ("b", "n")))  # fmt: skip
-    engine = make_engine(tmp_path)
+    engine = make_engine(add_texts(tmp_path))
     id = begin(engine, "texts", limit=256 * MB)
     real, go_on, waiting = capture.data_of, threading.Event(), list[int]()
 
@@ -211,6 +219,55 @@ def test_what_waits_to_be_packed_is_bounded_in_bytes_however_few_the_strings(
         go_on.set()
     assert len(fetch(engine, id)) == 10
     assert len(waiting) == 2
+
+
+def test_a_request_larger_than_what_may_wait_is_packed_on_the_thread_all_the_same(
+    make_engine: Callable[..., InferenceEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "BACKLOG_BYTES", 1 << 16)
+    engine = make_engine(add_texts(tmp_path))
+    id = begin(engine, "texts", limit=64 * MB)
+    real, threads = capture.data_of, list[str]()
+
+    def seen(request: InferenceRequest) -> tuple[bytes, ...]:
+        threads.append(threading.current_thread().name)
+        return real(request)
+
+    monkeypatch.setattr(capture, "data_of", seen)
+    engine.infer(texts(5000), 10)
+    assert len(fetch(engine, id)) == 1
+    assert [name.startswith("workbench-capture") for name in threads] == [True]
+
+
+@pytest.mark.parametrize("where", ["copy", "pack"])
+def test_a_request_that_there_is_no_memory_for_takes_no_place_of_others(
+    make_engine: Callable[..., InferenceEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """It is missed, and what comes after it is packed on the thread as ever."""
+    monkeypatch.setattr(capture, "BACKLOG_BYTES", MB)
+    engine = make_engine(add_texts(tmp_path))
+    id = begin(engine, "texts", limit=64 * MB)
+    real, threads = capture.data_of, list[str]()
+
+    def no_memory(*args: object) -> Any:
+        raise MemoryError("no memory")
+
+    def seen(request: InferenceRequest) -> tuple[bytes, ...]:
+        threads.append(threading.current_thread().name)
+        return real(request)
+
+    for _ in range(4):  # of 0.25 MB each
+        with monkeypatch.context() as patch:
+            patch.setattr(*{"copy": (capture, "Tensor"), "pack": (capture, "data_of")}[where], no_memory)
+            missed = engine.capture_status(id).missed
+            engine.infer(texts(5000), 10)
+            wait_until(lambda missed=missed: engine.capture_status(id).missed > missed)
+    monkeypatch.setattr(capture, "data_of", seen)
+    engine.infer(texts(5000), 10)
+    assert len(fetch(engine, id)) == 1
+    assert [name.startswith("workbench-capture") for name in threads] == [True]
+    texts_of = [event.text for event in engine.events.after(-1)]
+    assert texts_of.count("a request was not captured: MemoryError: no memory") == 4
 
 
 def test_a_request_that_cannot_be_kept_is_served_all_the_same(

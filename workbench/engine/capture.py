@@ -138,6 +138,9 @@ class _Capture:
             )  # fmt: skip
 
 
+_Pack = Callable[[tuple[_Capture, ...], int, InferenceRequest], None]
+
+
 class Captures:
     """The captures of an engine; on the loop, except where it says otherwise.
 
@@ -184,8 +187,11 @@ class Captures:
                 break
         if not captures:
             return
+        self._or_miss(self._pack, captures, arrival, request)
+
+    def _or_miss(self, pack: _Pack, captures: tuple[_Capture, ...], arrival: int, request: InferenceRequest) -> None:
         try:
-            self._pack(captures, arrival, request)
+            pack(captures, arrival, request)
         except Exception as error:  # no memory, say: the request is served all the same
             for each in captures:
                 each.miss()
@@ -217,9 +223,8 @@ class Captures:
     def _pack_later(self, captures: tuple[_Capture, ...], arrival: int, request: InferenceRequest) -> None:
         size = size_of(request)
         with self._counting:
-            crowded = self._backlog + size > BACKLOG_BYTES
-            if not crowded:
-                self._backlog += size
+            # one alone may be larger: where it is would be the worst place to pack it
+            crowded = self._backlog > 0 and self._backlog + size > BACKLOG_BYTES
         if crowded:
             _add(captures, arrival, request)
             return
@@ -228,10 +233,14 @@ class Captures:
         kept = replace(request, inputs=copied)
 
         def pack() -> None:
-            _add(captures, arrival, kept)
-            with self._counting:
-                self._backlog -= size
+            try:
+                self._or_miss(_add, captures, arrival, kept)
+            finally:
+                with self._counting:
+                    self._backlog -= size
 
+        with self._counting:
+            self._backlog += size
         self._packer.submit(pack)
 
     # ---- captures
