@@ -81,6 +81,15 @@ def test_a_cursor_of_an_earlier_life_reads_everything() -> None:
     assert ring.read(1000).requests["rows"].tolist() == [0]
 
 
+@pytest.mark.parametrize("cursor", [-2, -9, -(1 << 63)])
+def test_a_cursor_below_the_first_reads_everything(cursor: int) -> None:
+    ring = RecordRing(4)
+    for n in range(3):
+        add(ring, n)
+    columns = ring.read(cursor)
+    assert (columns.requests["seq"].tolist(), columns.last_seq, columns.lost) == ([0, 1, 2], 2, 0)
+
+
 def test_a_given_seq_is_kept() -> None:
     ring = RecordRing(4)
     assert add(ring, 0, seq=55) == 55
