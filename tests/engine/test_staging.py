@@ -31,6 +31,8 @@ DELAY = "default_queue_policy { timeout_action: DELAY default_timeout_microsecon
 class Scene:
     """An instance of batches of two that runs ``first``; ``a`` and ``b`` stand ready behind it, ``c`` waits."""
 
+    root: Path
+
     def __init__(self, engine: InferenceEngine, gate: Gate, waiting: str = "abc", **fields: dict[str, Any]) -> None:
         self.engine, self.gate = engine, gate
         self.asker = Asker(engine)
@@ -85,7 +87,9 @@ class Scene:
 def make_scene(tmp_path: Path, make_engine: Any, gate: Gate) -> Callable[..., Scene]:
     def make(batching: str = "", *, config: str = TWO, **fields: Any) -> Scene:
         add_model(tmp_path, "gate", config=config.replace("dynamic_batching { }", f"dynamic_batching {{ {batching} }}"))
-        return Scene(make_engine(tmp_path), gate, **fields)
+        scene = Scene(make_engine(tmp_path), gate, **fields)
+        scene.root = tmp_path
+        return scene
 
     return make
 
@@ -410,3 +414,17 @@ def test_a_batch_that_failed_is_let_go_while_its_instance_is_idle(make_scene: An
     scene.settle()
     gc.collect()
     assert gone() is None
+
+
+def test_what_was_staged_before_a_load_that_keeps_the_version_has_the_new_epoch(make_scene: Any) -> None:
+    scene = make_scene(config=TWO + "version_policy { latest { num_versions: 1 } }\n")
+    path = scene.root / "gate" / "config.pbtxt"
+    path.write_text(path.read_text().replace("num_versions: 1", "num_versions: 2"))
+    scene.engine.load("gate")
+    with scene.loop_held():
+        scene.open_and_see(started=True)
+    assert scene.end() == [["a", "b"], ["c"]]
+    assert scene.gate.made == 1, "the version has been kept"
+    read = scene.engine.records.read()
+    epochs = list(read.batches["epoch"])
+    assert epochs[1:] == [epochs[0] + 1] * 2

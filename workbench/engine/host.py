@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,22 +40,36 @@ class Control(Protocol):
 
 
 class ModelHost:
-    """The ``BackendHost`` of one model version; ``model`` is set once the version exists."""
+    """The ``BackendHost`` of one model version; ``belongs_to`` says to which, once that exists.
+
+    It does not keep the version: its model has the host, and both are to be freed when the version has gone, without a
+    garbage collection, which does not see what lived when a framework was imported (``backends.imports``).
+    """
 
     def __init__(self, core: EngineCore, name: str, submit: Submit, control: Control) -> None:
         self.loop: asyncio.AbstractEventLoop = core.loop
         self.clock: Clock = core.clock
-        self.model: ModelVersion | None = None
+        self._model: weakref.ref[ModelVersion] | None = None
         self._core = core
         self._name = name
         self._submit = submit
         self._control = control
         self.metrics = core.custom_metrics
 
+    def belongs_to(self, model: ModelVersion) -> None:
+        """The version exists."""
+        self._model = weakref.ref(model)
+
+    @property
+    def model(self) -> ModelVersion | None:
+        """The version, from when it exists until it has gone."""
+        return None if self._model is None else self._model()
+
     def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> Callable[[], None]:
         """A nested request (BLS); on the loop. What is wrong with it comes as a response, so no ``try`` is needed."""
         nested = self._core.nested
-        call, told = nested.begin(self.model, on_response) if self.model is not None else (None, on_response)
+        model = self.model
+        call, told = nested.begin(model, on_response) if model is not None else (None, on_response)
         try:
             ticket = self._submit(request, told)
         except Exception as raised:  # whatever it is, a thread or a process waits for an answer
@@ -78,8 +93,9 @@ class ModelHost:
         data = about_line(origin)
         if instance:
             data["instance"] = instance
-        if self.model is not None:
-            data["version"] = self.model.version
+        version = self.model
+        if version is not None:
+            data["version"] = version.version
         self._core.events.append("log", model or self._name, message, level=level, **data)
 
     def instance_state(self, instance: str, healthy: bool, why: str, *, gone: bool = False) -> None:

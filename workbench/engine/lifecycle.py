@@ -321,7 +321,7 @@ class Lifecycle:
         config = await core.on_loader(complete_io, polled, number, backend, host, core.options, gpus)
         loaded = await core.on_loader(backend.open, make_context(polled, number, config, host, core.options))
         model = await core.on_loader(make_version, core, polled, number, config, loaded)
-        host.model = model
+        host.belongs_to(model)
         try:
             specs = core.placement.specs(config)
             tell_of_policies(model)

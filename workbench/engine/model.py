@@ -65,8 +65,8 @@ class ModelVersion:
         self.took_ns = -1
         self._late: set[InstanceSlot] = set()
         self._turns = core.turns
-        self._order = AnswerOrder(self._call)
-        self.stage = Stage(self)
+        self._order = AnswerOrder(core.loop)
+        self.stage = Stage(core.clock)
         self._planned = False
         self._timer: TimerHandle | None = None
         self._on_empty: Callable[[], None] | None = None
@@ -290,7 +290,7 @@ class ModelVersion:
                 break
             self._execute(slot, batch)
         if not idle:
-            self.stage.prepare(now)
+            self.stage.prepare(self, now)
         self._arm()
 
     def take_turn(self, slot: InstanceSlot) -> bool:
@@ -387,17 +387,9 @@ class ModelVersion:
         if self._order:
             self._order.send(ticket, response)
         else:
-            self._call(ticket, response)
+            self._order.call(ticket, response)
         if ticket.flow is not None and not response.final and not ticket.by_hand:
             ticket.flow.take()
-
-    def _call(self, ticket: Ticket, response: InferenceResponse) -> None:
-        try:
-            ticket.on_response(response)
-        except Exception as error:
-            self.core.loop.call_exception_handler({"message": "a response callback failed", "exception": error})
-        if response.final:
-            ticket.release()
 
     def _fail(self, ticket: Ticket, error: WorkbenchError) -> None:
         if ticket.held is not None and ticket.run is None:
@@ -469,6 +461,7 @@ class ModelVersion:
         self.stage.withdraw()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         slots, self.slots, self.passive = [*self.slots, *self.passive], [], []
         self.idle.clear()
         errors: Sequence[BaseException | None] = []

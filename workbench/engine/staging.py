@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from workbench.backends.base import Execution
+from workbench.clock import Clock
 from workbench.engine.execution import InstanceSlot, Run
 from workbench.scheduling.dynamic import DynamicBatcher
 from workbench.scheduling.interface import Batch
@@ -58,11 +59,10 @@ class Staged:
 class Stage:
     """What is staged of one model version. ``batch`` is None most of the time; all but ``take`` is for the loop."""
 
-    __slots__ = ("_clock", "_model", "batch", "overtaken")
+    __slots__ = ("_clock", "batch", "overtaken")
 
-    def __init__(self, model: ModelVersion) -> None:
-        self._model = model
-        self._clock = model.core.clock
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.batch: Staged | None = None
         self.overtaken = False
         """A request has overtaken what was staged: to stage anew for each one costs more than it gives."""
@@ -83,29 +83,19 @@ class Stage:
         run = staged.run
         batch, execution = run.batch, run.execution
         batch.acquired, batch.instance = now, slot.index
-        execution.sequence = batch.seq = self._model.scheduler.number_batch()
+        execution.sequence = batch.seq = run.model.scheduler.number_batch()
         return execution
 
-    def prepare(self, now: int) -> None:
-        """All instances are busy: stages what waits, if that may be."""
-        model = self._model
+    def prepare(self, model: ModelVersion, now: int) -> None:
+        """All instances of the model are busy: stages what waits, if that may be."""
         if self.batch is not None:
             return
-        if self.overtaken or not model.slots or not self._applies():
+        if self.overtaken or not model.slots or not _may_be_staged(model):
             return
         cut = model.scheduler.foresee(now)
         if cut is not None:
             batch = Batch(-1, -1, cut.items, cut.rows, cut.reason, 0)
             self.batch = Staged(Run(model, model.slots[0], batch), cut.until)
-
-    def _applies(self) -> bool:
-        model = self._model
-        return (
-            model.slots[0].runner is not None
-            and type(model.scheduler) is DynamicBatcher
-            and not model.decoupled
-            and not model.settings.hold_until_queued
-        )
 
     def look(self, now: int, *, idle: bool) -> None:
         """Takes note of what was taken; withdraws what time has changed, or what an idle instance is to have."""
@@ -123,7 +113,7 @@ class Stage:
             return
         if now > staged.until:
             self.withdraw()
-        elif self._model.scheduler.comes_last(ticket.priority):
+        elif staged.run.model.scheduler.comes_last(ticket.priority):
             self.settle()
         else:
             self.overtaken = True
@@ -150,6 +140,16 @@ class Stage:
         self.batch = None
         run = slot.run = staged.run
         run.slot = slot
+        run.epoch = run.model.epoch  # a load may have kept the version (``lifecycle``)
         for ticket in run.tickets:
             ticket.run = run
-        self._model.scheduler.leave(run.batch, self._clock())
+        run.model.scheduler.leave(run.batch, self._clock())
+
+
+def _may_be_staged(model: ModelVersion) -> bool:
+    return (
+        model.slots[0].runner is not None
+        and type(model.scheduler) is DynamicBatcher
+        and not model.decoupled
+        and not model.settings.hold_until_queued
+    )

@@ -260,9 +260,9 @@ class RecordRing:
     def read(self, after_seq: int = -1) -> RecordColumns:
         """What was written after the cursor ``after_seq`` (``last_seq`` of an earlier read; -1: everything kept).
 
-        A cursor from the future (of a server that has restarted since) or below -1 reads everything. A row that another thread is
-        writing right now is waited for, a few milliseconds at most; after that it and what came behind it is left for
-        the next read.
+        A cursor from the future (of a server that has restarted since) or below -1 reads everything. A row that another
+        thread is writing right now is waited for, a few milliseconds at most; after that it and what came behind it is
+        left for the next read.
         """
         end = self._end()
         if after_seq >= end or after_seq < -1:

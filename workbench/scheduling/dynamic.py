@@ -175,7 +175,7 @@ class DynamicBatcher:
             or item.input_set != first.input_set
             or (len(rules.preferred) > 1 and (rows in rules.preferred or not self._is_last(item, level)))
         ):
-            self._hold_until = None
+            self._hold_until = self._hold_first = None
         else:
             self._hold_rows = rows
 
@@ -253,7 +253,7 @@ class DynamicBatcher:
         else:
             for item in items:
                 self._remove(item)
-        self._hold_until = None
+        self._hold_until = self._hold_first = None
         self._refused = False
         self._running += 1
         self._count -= len(items)
@@ -365,7 +365,7 @@ class DynamicBatcher:
                 self._count -= 1
                 self._rows -= item.rows
                 self._expired.append(RejectedItem(item.id, "timeout", TIMEOUT_TEXT))
-            self._hold_until = None
+            self._hold_until = self._hold_first = None
             self._changed = now
 
     # ---- interventions
@@ -382,7 +382,7 @@ class DynamicBatcher:
                 self._remove(item)
                 self._count -= 1
                 self._rows -= item.rows
-                self._hold_until = None
+                self._hold_until = self._hold_first = None
                 self._changed = now
                 return True
         return False
@@ -394,7 +394,7 @@ class DynamicBatcher:
         for item in waiting:
             self._remove(item)
         self._count = self._rows = 0
-        self._hold_until = None
+        self._hold_until = self._hold_first = None
         self._changed = now
         return [item.id for item in waiting]
 
@@ -410,7 +410,7 @@ class DynamicBatcher:
         self._configure(settings)
         self._delayed = 0
         self._deadlines = []
-        self._hold_until = None
+        self._hold_until = self._hold_first = None
         self._changed = now
         for item in waiting:
             level = self._level(item.priority)
@@ -424,7 +424,7 @@ class DynamicBatcher:
     def drain(self, now: int) -> None:
         """From now on batches leave without waiting for the delay; offers are still taken."""
         self._draining = True
-        self._hold_until = None
+        self._hold_until = self._hold_first = None
         self._changed = now
 
     def add_instance(self, instance: int, now: int) -> None:
