@@ -218,6 +218,25 @@ def test_a_thread_that_was_interrupted_before_it_wrote_does_not_stop_readers_for
     assert everything.requests["rows"].tolist() == [0, 2, 3, 4, 5]
 
 
+def test_a_row_in_flight_behind_one_that_never_comes_is_not_passed_over() -> None:
+    ring = RecordRing(8)
+    add(ring, 0)
+    ring.draw()  # a thread that was interrupted
+    add(ring, 2)
+    deadline = time.monotonic() + 10
+    while ring.read().last_seq < 2 and time.monotonic() < deadline:
+        pass
+    late = ring.draw()
+    add(ring, 4)
+    for _ in range(2):  # by now it is known which of the two is waited for
+        columns = ring.read()
+        assert (columns.requests["rows"].tolist(), columns.last_seq) == ([0, 2], 2)
+    ring.rows[late] = (late, *ring.rows[0][1:])
+    assert ring.read(2).requests["rows"].tolist() == [0, 4]
+    columns = ring.read()
+    assert (columns.requests["rows"].tolist(), columns.last_seq, columns.lost) == ([0, 2, 0, 4], 4, 1)
+
+
 def test_adding_is_cheap() -> None:
     ring = RecordRing(4096)
     best = 1e9
