@@ -282,6 +282,22 @@ def test_a_flood_that_costs_nothing_hurts_nobody(
 
 
 @pytest.mark.full
+def test_padding_without_end_costs_no_memory(server: FuzzedServer, other: Bystander) -> None:
+    """A client that does not read, with a byte of a large message in each frame: what it is told does not pile up."""
+    with Attacker(server, deaf=True) as made:
+        message = framed(bytes(20 << 20))
+        made.send(frame(HEADERS, END_HEADERS, 1, INFER) + frame(DATA, 0, 1, message[:16_000]))
+        received = b""
+        while not any(kind == WINDOW and at == 1 for kind, _, at, _ in split_frames(received)):
+            received += made.socket.recv(4096)
+        before = server.memory()
+        for _ in range(300):
+            assert made.send(frame(DATA, 8, 1, b"\0x") * 10_000)
+        assert server.memory() - before < 24 << 20
+        other.goes_on()
+
+
+@pytest.mark.full
 def test_many_who_flood_at_once(server: FuzzedServer, other: Bystander) -> None:
     resets = one_after_another(
         lambda at: frame(HEADERS, END_HEADERS, at, INFER), lambda at: frame(RST, 0, at, number(8)), many=50

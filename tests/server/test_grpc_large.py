@@ -16,6 +16,7 @@ from grpc_models import LARGE_ANSWERS, Wire, framed, put, request, write_models
 from tritonclient.grpc import service_pb2 as pb
 
 from workbench.server import RunningServer, ServerOptions
+from workbench.server.grpc_frames import Frames, data_head, window_update
 from workbench.server.grpc_send import Outgoing, Overflow
 
 WINDOW = 65_535
@@ -258,10 +259,110 @@ def test_what_a_call_may_be_sent_more_before_the_first_large_answer_counts(serve
         take(wire, first, 2_000_000, acknowledge=False)
 
 
-def test_a_window_that_changes_while_an_answer_waits() -> None:
+def outgoing() -> Outgoing:
+    """What a connection sends without libnghttp2 from its first answer on."""
     server = ngh2.Connection(ngh2.Role.SERVER)
     server.initiate_connection({})
-    out = Outgoing(server, ())
+    return Outgoing(server, ())
+
+
+class Told:
+    """A connection whose calls are over: what libnghttp2 is told."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def pass_on(self, data: Any) -> bool:
+        self.data += bytes(data)
+        return True
+
+    def knows(self, stream_id: int, size: int) -> bool:
+        return False
+
+    def grow(self, stream_id: int, size: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize("first", [data_head(3, 100), data_head(3, 100, 8), b"\0\0\x64\1\0\0\0\0\5"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_late_window_is_told_before_the_frame_that_follows_it(first: bytes, count: int) -> None:
+    """It is of a call that is over, and the frame is cut: in it the window would be taken for its payload."""
+    told = Told()
+    frames = Frames(told)  # type: ignore[arg-type]
+    frames.takes_updates = True
+    sent = bytes(24) + window_update(1, 5) * count + first + b"x" * 100
+    for begin, end in ((0, 24), (24, len(sent) - 50), (len(sent) - 50, len(sent))):
+        assert frames.add(sent[begin:end])
+    assert told.data == sent
+
+
+def wait_for_large(wire: Wire) -> None:
+    """From then on the server keeps the windows itself."""
+    for _ in range(2):
+        assert wire.answer(wire.call("ModelInfer", request("large", 60_000).SerializeToString()))[0] == 0
+
+
+def test_calls_end_whose_windows_are_shut_at_first(served: RunningServer) -> None:
+    with Wire(served.grpc_url) as wire:
+        wait_for_large(wire)
+        wire.h2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 0})
+        wire.flush()
+        while not any(isinstance(each, ngh2.SettingsAcknowledged) for each in wire.read()):
+            pass
+        for _ in range(3):
+            stream = wire.call("ModelInfer", request("large", 50).SerializeToString())
+            wire.h2.set_local_window_size(4000, stream_id=stream)
+            wire.flush()
+            assert wire.answer(stream)[0] == 0
+
+
+def test_a_window_below_nothing_when_the_first_large_answer_comes(served: RunningServer) -> None:
+    with Wire(served.grpc_url, window=5000) as wire:
+        first = wire.call("ModelStreamInfer", end=False)
+        ask(wire, first, 1000)
+        take(wire, first, 4000, acknowledge=False)
+        wire.h2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 100})
+        wire.flush()
+        wait_for_large(wire)
+        ask(wire, first, 60_000)
+        wire.h2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 20_000})
+        wire.flush()
+        take(wire, first, 240_000, acknowledge=True)  # the library ends the connection where too much comes
+
+
+def test_what_is_dropped_leaves_nothing() -> None:
+    out = outgoing()
+    out.add(1, bytes(65_535))
+    assert out.take(1 << 20).size == 65_535
+    for stream in range(3, 201, 2):
+        out.add(stream, bytes(1000))
+        out.drop(stream)
+    assert out.queued == 0
+    out.grow(0, 500)
+    assert not out.sendable
+    out.add(201, bytes(1000))
+    assert out.take(1 << 20).size == 500
+
+
+def test_a_window_that_grew_before_much_was_sent() -> None:
+    out = outgoing()
+    out.grow(1, 2**31 - 1 - 65_535)
+    out.add(1, bytes(20_000))
+    assert out.take(1 << 20).size == 20_000
+    out.settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 65_635})
+    out.add(1, bytes(20_000))
+    assert out.take(1 << 20).size == 20_000
+
+
+def test_a_window_that_shrinks_before_a_small_answer_is_sent() -> None:
+    out = outgoing()
+    out.add(1, bytes(1000))
+    out.settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 10})
+    assert out.take(9999).size == 10
+
+
+def test_a_window_that_changes_while_an_answer_waits() -> None:
+    out = outgoing()
     out.settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 10})
     out.add(1, bytes(100))
     assert out.waiting(1) == 100

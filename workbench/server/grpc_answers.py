@@ -12,6 +12,7 @@ import ngh2
 from workbench.protocol.binary import Buffer
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_flow import FlowControl
+from workbench.server.grpc_frames import window_update
 from workbench.server.grpc_message import ENCODINGS, RESOURCE_EXHAUSTED
 from workbench.server.grpc_send import LARGE, Plain
 from workbench.server.unread import NOT_READ
@@ -116,7 +117,7 @@ class Answers(FlowControl):
             transport.abort()
             return
         self._handle(h2.events())
-        if self._has_large:
+        if self._has_large and not self._is_paused() and not transport.is_closing():
             self._send_large()
         if self._sent or self._unread:
             self._look_at_unread()
@@ -135,13 +136,17 @@ class Answers(FlowControl):
                     return  # perhaps in the middle of a frame
             transport.write(piece)
         before: bytes = h2.data_to_send()
+        if self._padding:
+            for stream_id, size in self._padding.items():
+                self._own += window_update(stream_id, size)
+            self._padding.clear()
         if self._own:
             before += self._own
             self._own.clear()
         if events := h2.events():  # streams may be over, or the connection, of which the client is told first
             transport.write(before)
-            before = b""
             self._handle(events)
+            before = h2.data_to_send()  # heads of answers that are sent below
         if before or out.sendable:
             self._frames.idle_updates = 0
         while out.sendable and not self._is_paused():

@@ -26,7 +26,6 @@ from workbench.server.grpc_message import (
     UNIMPLEMENTED,
     timeout_s,
 )
-from workbench.server.grpc_send import Overflow
 from workbench.server.unread import NOT_READ
 
 if TYPE_CHECKING:
@@ -135,14 +134,15 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes from the client."""
-        if self.transport is None:
+        if self.transport is None or self.transport.is_closing():
             return
         self._heard = self.loop.time()
         place, self._place = self._place, None
         frames = self._frames
         if not (frames.add(self.server.scratch[:nbytes]) if place is None else frames.read(place, nbytes)):
             return
-        if self._h2.want_write or self._own or self._admitted or self._out.sendable or self._finishing or self._leaving:
+        ours = self._own or self._padding or self._admitted or self._out.sendable
+        if self._h2.want_write or ours or self._finishing or self._leaving:
             self._flush()
 
     def pass_on(self, data: Buffer) -> bool:
@@ -163,6 +163,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         """Says why in a GOAWAY frame, which a library that has failed no longer does, and closes."""
         transport = self.transport
         assert transport is not None
+        self._frames.close()
         if not self._paused:
             transport.write(_GOAWAY + code.to_bytes(4, "big"))
         if transport.get_write_buffer_size():  # a client that does not read it is not waited for
@@ -259,6 +260,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         if call is None:
             return
         self._frames.expected.pop(event.stream_id, None)
+        self._padding.pop(event.stream_id, None)
         self._out.drop(event.stream_id)
         self._whole(event.stream_id)
         self._backlogged.discard(call)
@@ -288,10 +290,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
 
     def _settings(self, event: Any) -> None:
         self._greeted = True
-        try:
-            self._out.settings(event.settings)
-        except Overflow:
-            self._cut_off(ngh2.ErrorCode.FLOW_CONTROL_ERROR)
+        self._changed(event.settings)
 
     def _over(self, event: Any) -> None:
         if self.transport is not None:

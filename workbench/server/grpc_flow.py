@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ngh2
@@ -34,6 +35,9 @@ class FlowControl(ABC):
         self._has_large = False  # answers, or is about to
         self._admitted: list[Call] = []  # have been granted the memory for a large message
         self._own = bytearray()  # frames of our own that are to be sent
+        self._padding: dict[int, int] = {}  # bytes of it by stream, of which the client is to be told
+        self._at_first = 0  # the first window of calls when libnghttp2 heard of windows last
+        self._is_shut = False  # a window that it knows may be
         self._past = 0  # bytes that were taken past libnghttp2
 
     @abstractmethod
@@ -115,7 +119,7 @@ class FlowControl(ABC):
 
     def _expect(self) -> None:
         """Has what is to come of large messages sent. Not while events of libnghttp2 wait to be handled."""
-        admitted, self._admitted = self._admitted, []
+        admitted, self._admitted = dict.fromkeys(self._admitted), []
         self._has_large = True  # a large answer will follow, as a rule
         for call in admitted:
             missing = min(call.missing, WHOLE_WINDOW - self.server.options.limits.window)
@@ -138,7 +142,10 @@ class FlowControl(ABC):
         """Ends the connection, and says why."""
 
     def grow(self, stream_id: int, size: int) -> bool | None:
-        """See ``Owner``: libnghttp2 hears of what is no use, or concerns none of the calls."""
+        """See ``Owner``: libnghttp2 hears of what is no use, or concerns none of the calls.
+
+        And of what opens a window that is shut there: it sends no trailers then.
+        """
         if not size or (stream_id and stream_id not in self.calls):
             return None
         try:
@@ -146,7 +153,25 @@ class FlowControl(ABC):
         except Overflow:
             self._cut_off(ngh2.ErrorCode.FLOW_CONTROL_ERROR)
             return False
+        if self._is_shut:
+            h2 = self._h2
+            with contextlib.suppress(ngh2.NGH2Error):
+                if (h2.stream_remote_window_size(stream_id) if stream_id else h2.remote_window_size) <= 0:
+                    return None
         return True
+
+    def knows(self, stream_id: int, size: int) -> bool:
+        """See ``Owner``."""
+        return size > 0 and not self._is_shut and (not stream_id or stream_id in self.calls)
+
+    def _changed(self, settings: Mapping[int, int]) -> None:
+        """The client has said how large windows are at first."""
+        if settings.get(ngh2.Setting.INITIAL_WINDOW_SIZE, self._at_first) < self._at_first:
+            self._is_shut = True  # or may be: it is looked at from now on
+        try:
+            self._out.settings(settings)
+        except Overflow:
+            self._cut_off(ngh2.ErrorCode.FLOW_CONTROL_ERROR)
 
     def flooded(self) -> None:
         """See ``Owner``."""
@@ -156,17 +181,28 @@ class FlowControl(ABC):
         """Has answers sent without libnghttp2 from now on, if it has nothing more to send and no window under way.
 
         Not while events of libnghttp2 wait to be handled: it would know windows of calls that are not known here yet.
+        Nor while one is shut: how far, it does not say.
         """
         if not isinstance(self._out, Plain):
             self._has_large = False
-        elif not self._out.queued and not self._frames.in_update:
-            self._out = Outgoing(self._h2, self.calls)
-            self._frames.takes_updates = True
+            return
+        if self._out.queued or self._frames.in_update:
+            return
+        h2 = self._h2
+        try:
+            windows = [h2.remote_window_size, h2.remote_settings[ngh2.Setting.INITIAL_WINDOW_SIZE]]
+            windows += map(h2.stream_remote_window_size, self.calls)
+            if min(windows) > 0:
+                self._at_first = windows[1]
+                self._out = Outgoing(h2, self.calls)
+                self._frames.takes_updates = True
+        except ngh2.NGH2Error:  # a call, or all, are over, which the next events will say
+            return
 
     def credit(self, stream_id: int, size: int) -> None:
         """See ``Owner``; 0: on all streams."""
         if stream_id:
-            self._own += window_update(stream_id, size)
+            self._padding[stream_id] = self._padding.get(stream_id, 0) + size
         self._past += size
         if self._past >= _TELL_FROM:
             self._own += window_update(0, self._past)

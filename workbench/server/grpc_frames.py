@@ -28,6 +28,7 @@ _NUMBERS = struct.Struct(">II").unpack_from
 _PREFACE = 24
 _UPDATE = 4  # bytes of a WINDOW_UPDATE
 _DATA = 0
+_SETTINGS = 4
 _WINDOW_UPDATE = 8
 _BLOCKS = (1, 5, 9)  # HEADERS, PUSH_PROMISE, CONTINUATION
 _END_STREAM, _END_HEADERS, _PADDED = 1, 4, 8
@@ -64,6 +65,9 @@ class Owner(Protocol):
 
     def came(self, stream_id: int, size: int) -> None:
         """So many bytes of the message on a stream are in their place, or dropped where there is none."""
+
+    def knows(self, stream_id: int, size: int) -> bool:
+        """Whether ``grow`` needs no libnghttp2, as long as the call goes on."""
 
     def grow(self, stream_id: int, size: int) -> bool | None:
         """The client takes so many bytes more, on a stream or (0) in all.
@@ -181,11 +185,15 @@ class Frames:
                     or self._in_block
                     or position + HEAD + _UPDATE > size
                     or (begin >= 0 and data[begin + 3] in _BLOCKS and not data[begin + 4] & _END_HEADERS)
+                    or not self._knows(data, position)
                 ):
                     self.idle_updates -= len(updates) + 1  # they are counted there
                     return self._cut(memoryview(data))
                 else:
                     updates.append(position)
+            elif data[position + 3] == _SETTINGS and self.takes_updates:  # which changes windows
+                self.idle_updates -= len(updates)
+                return self._cut(memoryview(data))
             begin = position
             position += HEAD + length
         if self.idle_updates > _IDLE_UPDATES:
@@ -217,10 +225,14 @@ class Frames:
             return False
         for position in updates:
             stream_id, size = _NUMBERS(data, position + 5)
-            grown = owner.grow(stream_id & WHOLE_WINDOW, size & WHOLE_WINDOW)
-            if not grown and (grown is False or not self._pass_on(data[position : position + HEAD + _UPDATE])):
+            # None: what was passed on has ended the call; libnghttp2 may be in the middle of a frame now
+            if owner.grow(stream_id & WHOLE_WINDOW, size & WHOLE_WINDOW) is False:
                 return False
         return True
+
+    def _knows(self, data: Buffer, position: int) -> bool:
+        stream_id, size = _NUMBERS(data, position + 5)
+        return self._owner is not None and self._owner.knows(stream_id & WHOLE_WINDOW, size & WHOLE_WINDOW)
 
     def _note(self, head: bytes) -> None:
         kind = self._kind = head[3]

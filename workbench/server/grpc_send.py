@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import ngh2
 
 from workbench.protocol.binary import Buffer
-from workbench.server.grpc_frames import HEAD, WHOLE_WINDOW, data_head
+from workbench.server.grpc_frames import WHOLE_WINDOW, data_head
 
 _LEAST_FRAME = 16_384
 _FRAME = 256 * 1024  # no larger frames, that calls take turns
@@ -114,14 +114,10 @@ class Outgoing:
         self._frame = min(settings[ngh2.Setting.MAX_FRAME_SIZE], _FRAME)
         self._outlets: dict[int, _Outlet] = {}
         self._ready: deque[_Outlet] = deque()  # have something to send and a window
-        # As long as nothing has to wait on a stream it has no outlet. Of it are kept: by how many bytes its window is
-        # smaller than at first, the small answer that is about to be sent, as a frame, and what ends it then.
-        self._spent: dict[int, int] = {}
+        self._spent: dict[int, int] = {}  # of streams without an outlet: how much of their first window is gone
         for stream_id in streams:
             with contextlib.suppress(ngh2.NGH2Error):  # it is over, which the next events will say
                 self._spent[stream_id] = self._initial - h2.stream_remote_window_size(stream_id)
-        self._now: dict[int, bytes] = {}
-        self._then: dict[int, Trailers] = {}
 
     # -- windows ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +164,7 @@ class Outgoing:
     def _outlet(self, stream_id: int) -> _Outlet:
         outlet = self._outlets.get(stream_id)
         if outlet is None:
-            outlet = _Outlet(stream_id, self._initial - self._spent.get(stream_id, 0))
+            outlet = _Outlet(stream_id, self._initial - self._spent.pop(stream_id, 0))
             self._outlets[stream_id] = outlet
         return outlet
 
@@ -182,18 +178,6 @@ class Outgoing:
     def add(self, stream_id: int, data: Buffer) -> None:
         """Bytes to send on a stream."""
         size = len(data)
-        if (
-            size <= _LEAST_FRAME
-            and size <= self._window
-            and size + (spent := self._spent.get(stream_id, 0)) <= self._initial
-            and stream_id not in self._now
-            and stream_id not in self._outlets
-        ):
-            self._window -= size
-            self._spent[stream_id] = spent + size
-            self._now[stream_id] = data_head(stream_id, size) + data
-            self.queued += size
-            return
         outlet = self._outlet(stream_id)
         outlet.pieces.append(data)
         outlet.queued += size
@@ -204,9 +188,6 @@ class Outgoing:
         """Ends a stream with trailers once all has been sent; False where nothing waits, and they can go at once."""
         outlet = self._outlets.get(stream_id)
         if outlet is None or not outlet.pieces:
-            if stream_id in self._now:
-                self._then[stream_id] = trailers
-                return True
             return False
         outlet.trailers = trailers
         return True
@@ -214,45 +195,33 @@ class Outgoing:
     def waiting(self, stream_id: int) -> int:
         """Bytes that wait on a stream."""
         outlet = self._outlets.get(stream_id)
-        now = len(self._now[stream_id]) - HEAD if stream_id in self._now else 0
-        return now if outlet is None else now + outlet.queued
+        return 0 if outlet is None else outlet.queued
 
     def drop(self, stream_id: int) -> None:
         """The stream is over: what waits is not sent."""
         self._spent.pop(stream_id, None)
-        if stream_id in self._now:
-            self.queued -= len(self._now.pop(stream_id)) - HEAD
-            self._then.pop(stream_id, None)
-        outlet = self._outlets.pop(stream_id, None) if self._outlets else None
+        outlet = self._outlets.pop(stream_id, None)
         if outlet is not None:
             self.queued -= outlet.queued
-            outlet.pieces.clear()  # where it stands among those that are ready it is passed over
-            outlet.queued = 0
-            outlet.trailers = None
+            if outlet.ready:
+                self._ready.remove(outlet)
 
     def close(self) -> None:
         """The connection is gone."""
         self._outlets.clear()
         self._ready.clear()
-        self._now.clear()
         self.queued = 0
 
     @property
     def sendable(self) -> bool:
         """Whether something can be sent now."""
-        return bool(self._now) or (bool(self._ready) and self._window > 0)
+        return bool(self._ready) and self._window > 0
 
     def take(self, most: int) -> Ready:
         """About ``most`` bytes of what can be sent now, the calls in turn."""
         parts: list[Buffer] = []
         ended: list[tuple[int, Trailers]] = []
         size, ready = 0, self._ready
-        if self._now:
-            parts += self._now.values()
-            ended += self._then.items()
-            size = sum(map(len, parts)) - HEAD * len(parts)
-            self._now.clear()
-            self._then.clear()
         while ready and self._window > 0 and size < most:
             outlet = ready.popleft()
             size += self._frames_of(outlet, parts, most - size)
