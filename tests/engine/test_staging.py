@@ -20,6 +20,7 @@ from onnx_models import add_model, request
 from workbench.clock import monotonic_ns
 from workbench.config import Edit
 from workbench.engine import InferenceEngine
+from workbench.errors import Cancelled
 from workbench.protocol.tensors import InferenceRequest, Tensor
 
 TWO = CONFIG.replace("max_batch_size: 8", "max_batch_size: 2")
@@ -428,3 +429,45 @@ def test_what_was_staged_before_a_load_that_keeps_the_version_has_the_new_epoch(
     read = scene.engine.records.read()
     epochs = list(read.batches["epoch"])
     assert epochs[1:] == [epochs[0] + 1] * 2
+
+
+def test_a_request_that_is_cancelled_while_it_runs_leaves_alone_what_is_staged(make_scene: Any) -> None:
+    scene = make_scene()
+    with scene.loop_held():
+        scene.engine.loop.call_soon_threadsafe(scene.asked["first"].ticket.cancel)
+    scene.settle()
+    with scene.loop_held():
+        scene.open_and_see(started=True)
+    assert scene.end() == [["a", "b"], ["c"]]
+
+
+def test_a_request_that_is_refused_leaves_alone_what_is_staged(make_scene: Any) -> None:
+    levels = LEVELS + " priority_queue_policy { key: 1 value { max_queue_size: 1 } }"
+    scene = make_scene(levels, waiting="ab", a={"priority": 1})
+    scene.send("refused", refused={"priority": 1})
+    assert "Exceeds maximum queue size" in scene.asked.pop("refused").refused.message
+    scene.settle()
+    with scene.loop_held():
+        scene.open_and_see(started=True)
+    assert scene.end() == [["a", "b"]]
+
+
+def test_what_is_abandoned_when_a_thread_is_about_to_take_it_is_not_executed(make_scene: Any) -> None:
+    """Else it would run with records that say that it was in no batch."""
+    scene = make_scene(waiting="ab")
+    model = scene.engine._lifecycle.lookup("gate", -1)
+    number_batch, about_to, go_on = model.scheduler.number_batch, threading.Event(), threading.Event()
+
+    def held_up() -> int:
+        about_to.set()
+        assert go_on.wait(20)
+        return number_batch()
+
+    model.scheduler.number_batch = held_up
+    scene.gate.open.set()
+    assert about_to.wait(10)
+    scene.on_loop(lambda: model.abandon(Cancelled("over")))
+    go_on.set()
+    assert not scene.gate.started.acquire(timeout=0.2)
+    assert scene.end() == []
+    assert {scene.asked[id].error.message for id in "ab"} == {"over"}

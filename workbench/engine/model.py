@@ -206,9 +206,12 @@ class ModelVersion:
             raise InstanceDied(f"no instance of model '{self.name}' is left: {self.slots[0].why}")
         if self.passive and not self.slots:
             raise NotReady(f"model '{self.name}' has passive instances only, which execute nothing")
-        self.stage.expect(ticket, now)
+        withdrawn = self.stage.expect(ticket, now)
         answer = self.scheduler.offer(ticket, now)
         if type(answer) is RejectedItem:
+            if withdrawn:  # it has not overtaken what was staged after all
+                self.stage.overtaken = False
+                self.plan()
             raise refusal(request, answer)
         self._open[ticket.id] = ticket
         if self.settings.preserve_ordering and self.orders_by_arrival:
@@ -241,11 +244,14 @@ class ModelVersion:
         """Cancels a request (1.17)."""
         if ticket.id not in self._open or ticket.cancelled:
             return
-        self.stage.withdraw()
         ticket.cancelled = True
-        if ticket.run is None and self.scheduler.cancel(ticket.id, self.core.clock()):
+        self.stage.settle()
+        if ticket.run is not None:
+            return
+        self.stage.withdraw()
+        if self.scheduler.cancel(ticket.id, self.core.clock()):
             self._fail(ticket, Cancelled(""))
-            self.plan()
+        self.plan()
 
     def warm_up(self, slot: InstanceSlot, requests: Sequence[InferenceRequest], on_response: OnResponse) -> None:
         """Runs requests as one batch in an instance that does not serve yet; past the queue, but counted."""

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from workbench.engine.ticket import Ticket
 
 
+Claim = tuple[InstanceSlot, int, int]
+"""Who has taken a batch, when (ns), and the number that it has from then on."""
+
+
 class Staged:
     """A batch that can be taken, until ``until`` (ns), once."""
 
@@ -40,9 +44,9 @@ class Staged:
     def __init__(self, run: Run, until: int) -> None:
         self.run = run
         self.until = until
-        self._claimed: dict[str, InstanceSlot | None] = {}
+        self._claimed: dict[str, Claim | None] = {}
 
-    def claim(self, by: InstanceSlot | None) -> InstanceSlot | None:
+    def claim(self, by: Claim | None) -> Claim | None:
         """Claims it for an instance, or for none: nobody takes it then. Gives whose it is. Thread-safe."""
         return self._claimed.setdefault("by", by)
 
@@ -51,9 +55,17 @@ class Staged:
         """Whether it has been claimed: by the instance that asks, it may be, which is not to have it twice."""
         return bool(self._claimed)
 
-    def taken_by(self) -> InstanceSlot | None:
-        """The instance that has taken it."""
+    def taken_by(self) -> Claim | None:
+        """The instance that has taken it, and when."""
         return self._claimed.get("by")
+
+    def begin(self, claim: Claim) -> None:
+        """Writes down what is only known now: for its thread and for the loop, whichever comes first."""
+        slot, now, number = claim
+        run = self.run
+        batch = run.batch
+        batch.acquired, batch.instance = now, slot.index
+        run.execution.sequence = batch.seq = number
 
 
 class Stage:
@@ -78,13 +90,14 @@ class Stage:
         if staged is None or slot.retired:  # in this order: who is retired can only claim what is withdrawn
             return None
         now = self._clock()
-        if now > staged.until or staged.is_claimed or staged.claim(slot) is not slot:
+        if now > staged.until or staged.is_claimed:
             return None
         run = staged.run
-        batch, execution = run.batch, run.execution
-        batch.acquired, batch.instance = now, slot.index
-        execution.sequence = batch.seq = run.model.scheduler.number_batch()
-        return execution
+        claim = slot, now, run.model.scheduler.number_batch()
+        if staged.claim(claim) is not claim:
+            return None
+        staged.begin(claim)
+        return run.execution
 
     def prepare(self, model: ModelVersion, now: int) -> None:
         """All instances of the model are busy: stages what waits, if that may be."""
@@ -106,40 +119,41 @@ class Stage:
             else:
                 self.settle()
 
-    def expect(self, ticket: Ticket, now: int) -> None:
-        """A request is about to join the queue."""
+    def expect(self, ticket: Ticket, now: int) -> bool:
+        """A request is about to join the queue; whether what was staged has been withdrawn for it."""
         staged = self.batch
         if staged is None:
-            return
-        if now > staged.until:
-            self.withdraw()
-        elif staged.run.model.scheduler.comes_last(ticket.priority):
-            self.settle()
-        else:
+            return False
+        if now <= staged.until:
+            if staged.run.model.scheduler.comes_last(ticket.priority):
+                self.settle()
+                return False
             self.overtaken = True
-            self.withdraw()
+        self.withdraw()
+        return True
 
     def settle(self) -> None:
         """Takes note of it if a thread has taken what was staged."""
         staged = self.batch
-        if staged is not None and (slot := staged.taken_by()) is not None:
-            self._begin(staged, slot)
+        if staged is not None and (claim := staged.taken_by()) is not None:
+            self._begin(staged, claim)
 
     def withdraw(self) -> None:
         """Something is about to change: nothing is staged any more, and what was taken is known."""
         staged = self.batch
         if staged is not None:
-            slot = staged.claim(None)
-            if slot is not None:
-                self._begin(staged, slot)
+            claim = staged.claim(None)
+            if claim is not None:
+                self._begin(staged, claim)
             else:
                 self.batch = None
 
-    def _begin(self, staged: Staged, slot: InstanceSlot) -> None:
+    def _begin(self, staged: Staged, claim: Claim) -> None:
         """A thread has taken it: its requests have left the queue."""
         self.batch = None
-        run = slot.run = staged.run
-        run.slot = slot
+        staged.begin(claim)
+        slot, run = claim[0], staged.run
+        slot.run, run.slot = run, slot
         run.epoch = run.model.epoch  # a load may have kept the version (``lifecycle``)
         for ticket in run.tickets:
             ticket.run = run
