@@ -471,3 +471,20 @@ def test_what_is_abandoned_when_a_thread_is_about_to_take_it_is_not_executed(mak
     assert not scene.gate.started.acquire(timeout=0.2)
     assert scene.end() == []
     assert {scene.asked[id].error.message for id in "ab"} == {"over"}
+
+
+def test_an_instance_that_is_to_go_ends_its_batch_and_takes_no_other(make_scene: Any) -> None:
+    scene = make_scene(config=TWO.replace("count: 1", "count: 2"), waiting="")
+    of_first, of_last = scene.gate.open, threading.Event()
+    scene.gate.open = of_last
+    scene.send("a")
+    assert scene.gate.started.acquire(timeout=10)
+    scene.send(*"bcde")
+    scene.engine.configure("gate", [Edit("instance_group[0].count", "set", 1)])
+    scene.settle()
+    with scene.loop_held():
+        of_last.set()
+        assert not scene.gate.started.acquire(timeout=0.1), "it is the last one that goes"
+        of_first.set()
+        assert scene.gate.started.acquire(timeout=10)
+    assert scene.end() == [["a"], ["b", "c"], ["d", "e"]]
