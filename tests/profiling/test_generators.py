@@ -27,7 +27,8 @@ ONE = Plan.plain(1)
 
 def newest_child() -> int:
     """The generator that was started last."""
-    return max(child.pid for child in psutil.Process().children())
+    # not the greatest number: they begin anew after the last one
+    return max(psutil.Process().children(), key=lambda child: child.create_time()).pid
 
 
 def job(server: ScriptedServer, load: Load) -> Job:

@@ -152,8 +152,8 @@ def test_f04_server_6796_whatever_is_prepared_ahead_counts_as_waiting(
     gate.open.set()
     for each in later[:limit]:
         assert each.wait().error is None
-    assert models.stats(engine, "gate")["inference_stats"]["success"]["count"] == count + limit
     wait_until(lambda: models.nothing_left(engine))
+    assert models.stats(engine, "gate")["inference_stats"]["success"]["count"] == count + limit
 
 
 @pytest.mark.rule("2.5e", "2.6a")

@@ -354,7 +354,9 @@ def test_killed_in_the_middle_it_loses_and_repeats_nothing_committed(
     marker = Tensor.from_numpy("TEXT", np.array([[b"marker"]], dtype=object))
     served.client.infer(InferenceRequest("embedder", [marker]))
     served.forget()
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     assert main(["embed", str(database), "-u", served.url, "--model", "embedder", "--once", "--json"]) == 0
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     done = json.loads(capsys.readouterr().out)
     assert done["embedded"] == 120 - len(kept)
     found, after = read_vectors(database)

@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.cli.ending import handled_by
 from workbench.cli.targets import add_server_arguments, open_server
 
 if TYPE_CHECKING:
@@ -83,15 +83,14 @@ def run(args: argparse.Namespace) -> int:
     with (
         contextlib.closing(connect(url)) as client,
         DocumentTable(Path(args.database), models[-1], names) as table,
+        _stopped_by_signal(stop),
     ):
-        worker = BatchWorker(table, client, options, on_progress=show, stop=stop)
-        _stop_by_signal(stop)
-        done = worker.run()
+        done = BatchWorker(table, client, options, on_progress=show, stop=stop).run()
     show.end(done)
     return 1 if done.failed else 0
 
 
-def _stop_by_signal(stop: threading.Event) -> None:
+def _stopped_by_signal(stop: threading.Event) -> contextlib.AbstractContextManager[None]:
     """The first signal lets what was sent be committed; the second ends at once, and loses nothing committed."""
 
     def told(number: int, frame: object) -> None:
@@ -99,9 +98,7 @@ def _stop_by_signal(stop: threading.Event) -> None:
             os._exit(130)
         stop.set()
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), told)
+    return handled_by(told, "SIGINT", "SIGTERM", "SIGHUP")
 
 
 class _Shown:
