@@ -27,8 +27,8 @@ ONE = Plan.plain(1)
 
 def newest_child() -> int:
     """The generator that was started last."""
-    # not the greatest number: they begin anew after the last one
-    return max(psutil.Process().children(), key=lambda child: child.create_time()).pid
+    # numbers alone begin anew after the last one; times are of a hundredth of a second
+    return max(psutil.Process().children(), key=lambda child: (child.create_time(), child.pid)).pid
 
 
 def job(server: ScriptedServer, load: Load) -> Job:
