@@ -48,6 +48,7 @@ class ScriptedServer:
         self.tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self._ready = threading.Event()
+        self._dead = False
         self._loop = uvloop.new_event_loop()
         self._connections: set[_Connection] = set()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -73,6 +74,12 @@ class ScriptedServer:
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
+
+    def die(self) -> None:
+        """Ends in the middle of what it does. On its own thread; what comes after the first call changes nothing."""
+        if not self._dead:
+            self._dead = True
+            self._loop.call_soon(self._loop.stop)
 
     def close(self) -> None:
         if self._thread.is_alive():

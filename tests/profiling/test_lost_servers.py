@@ -58,7 +58,7 @@ def test_a_sweep_whose_server_is_lost_keeps_the_point_that_was_under_way(tmp_pat
 
         def until_the_long_one(n: int) -> float:
             if any(progress.done == 1 for progress in heard) and n - started[0] > 100:
-                server._loop.call_soon(server._loop.stop)
+                server.die()
             return 0.002
 
         heard: list[Any] = []
@@ -92,7 +92,7 @@ def test_an_ab_whose_server_is_lost_keeps_its_blocks() -> None:
 
         def die_in_the_third(n: int) -> float:
             if len(blocks) == 2 and server.received > ended[-1] + 100:
-                server._loop.call_soon(server._loop.stop)
+                server.die()
             return 0.002
 
         ended: list[int] = []
