@@ -330,6 +330,17 @@ def test_a_window_below_nothing_when_the_first_large_answer_comes(served: Runnin
         take(wire, first, 240_000, acknowledge=True)  # the library ends the connection where too much comes
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_windows_between_answers_are_no_flood(served: RunningServer, large: bool) -> None:
+    with Wire(served.grpc_url) as wire:
+        if large:
+            wait_for_large(wire)
+        for _ in range(60):
+            wire.socket.sendall(window_update(0, 1) * 300)
+            status, _, _ = wire.answer(wire.call("ModelInfer", request("large", 5).SerializeToString()))
+            assert status == 0
+
+
 def test_what_is_dropped_leaves_nothing() -> None:
     out = outgoing()
     out.add(1, bytes(65_535))

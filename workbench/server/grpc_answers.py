@@ -136,6 +136,8 @@ class Answers(FlowControl):
                     return  # perhaps in the middle of a frame
             transport.write(piece)
         before: bytes = h2.data_to_send()
+        if before or out.sendable:
+            self._frames.idle_updates = 0
         if self._padding:
             for stream_id, size in self._padding.items():
                 self._own += window_update(stream_id, size)
@@ -147,8 +149,6 @@ class Answers(FlowControl):
             transport.write(before)
             self._handle(events)
             before = h2.data_to_send()  # heads of answers that are sent below
-        if before or out.sendable:
-            self._frames.idle_updates = 0
         while out.sendable and not self._is_paused():
             parts, size, ended = out.take(HIGH_WATER)
             after = b""
