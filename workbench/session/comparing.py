@@ -12,6 +12,7 @@ from workbench.clock import monotonic_ns
 from workbench.errors import InvalidRequest, NotFound, NotReady, WorkbenchError
 from workbench.profiling import MeasureOptions, Point
 from workbench.records.runs import RunStore
+from workbench.session.bars import step_bar
 from workbench.session.loads import loads_of
 from workbench.session.measuring import SessionTarget
 from workbench.session.opening import serve
@@ -137,35 +138,6 @@ def _not_serving(server: Server, models: Sequence[str], reference: str) -> dict[
             hint=f"server.load({reference!r}), or another reference",
         )
     return found
-
-
-class step_bar:
-    """A progress bar of each step; in a notebook a widget, in a terminal text, elsewhere nothing."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._bar: Any = None
-        self._what = ""
-        if wanted:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=0, desc="compare", unit="step", leave=False, disable=None)
-
-    def __enter__(self) -> Callable[[Step], None]:
-        return self._told
-
-    def _told(self, step: Step) -> None:
-        if self._bar is None:
-            return
-        if self._what != step.what:
-            self._what = step.what
-            self._bar.reset(step.total)  # a time left of its own for each kind of step
-            self._bar.set_description(step.what, refresh=False)
-        self._bar.n = step.done
-        self._bar.refresh()
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def startup_of(server: Server, model: str, example: Mapping[str, Any]) -> Startup:

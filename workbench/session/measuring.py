@@ -34,6 +34,7 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment
 from workbench.records.runs import RunStore
+from workbench.session.bars import progress_bar
 from workbench.session.given import as_edits
 from workbench.session.hints import explain
 from workbench.session.journal import JournalDesk
@@ -384,33 +385,6 @@ def checked_grid(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) 
     normal = normal_grid(grid, model)
     check_grid(normal, model, lambda name: ConfigDocument.parse(server.config(name).text.encode(), name))
     return normal
-
-
-class progress_bar:
-    """A progress bar with the time left; in a notebook a widget, in a terminal text, elsewhere nothing."""
-
-    def __init__(self, wanted: bool, title: str) -> None:
-        self._bar: Any = None
-        if wanted:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=0, desc=title, unit="point", leave=False, disable=None)
-
-    def __enter__(self) -> Callable[[Progress], None]:
-        return self._told
-
-    def _told(self, progress: Progress) -> None:
-        if self._bar is None:
-            return
-        self._bar.total = progress.total
-        self._bar.n = progress.done
-        if progress.point is not None:
-            self._bar.set_postfix_str(f"{progress.point.throughput:.0f} infer/s, about {progress.eta_s:.0f} s left")
-        self._bar.refresh()
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def export(

@@ -24,8 +24,9 @@ from workbench.profiling.generators import Place
 from workbench.profiling.target import Configurable
 from workbench.records.runs import RunStore
 from workbench.repository.files import content_hash, example_inputs_hash
+from workbench.session.bars import progress_bar
 from workbench.session.loads import loads_of
-from workbench.session.measuring import SessionTarget, checked_grid, progress_bar
+from workbench.session.measuring import SessionTarget, checked_grid
 from workbench.session.opening import serve
 from workbench.session.pipelines import composing_models, with_composing
 from workbench.session.server import Server
