@@ -8,8 +8,9 @@
 - ``script``: a target whose latencies are known gives exactly their percentiles.
 - ``stall``: a server that stands still 1 s in 10 shows it in p99 from the scheduled time; a single client that waits
   for each answer (a closed loop, latency from its sends) does not see it.
-- ``records``: what writing a record of every request and batch costs, over HTTP (64 clients) and on the engine's own
-  loop (64 in flight, and 1). One server under one load; its loop switches records on and off every 100 ms
+- ``records``: what writing a record of every request and batch costs, over HTTP (64 clients; a model in a process of
+  its own, as Triton's Python backend has it, and the least model there is, on a thread) and on the engine's own loop
+  (64 in flight, and 1). One server under one load; its loop switches records on and off every 100 ms
   (``support/switched.py``), and requests/s and the loop's CPU time a request are compared block by neighbouring block.
   "Off" is the engine as it is without the writing: no call, no row. Also the difference itself, in µs a request.
 - ``panel``: what an open panel changes at concurrency 8 of a model on one thread (JupyterLab and Chromium, the panel
@@ -42,12 +43,14 @@ from support.engine_load import ClosedLoop, write_repository
 from support.null_target import INPUTS, null_target
 from support.paired import changed_row
 from support.switched import Alternation, Switched
+from support.wire_models import write_shared
 
 from workbench.clock import monotonic_ns
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.engine.ticket import OnResponse, Ticket
 from workbench.profiling import Load, Measurer, Point, Samples, ServerTarget
 from workbench.protocol.tensors import InferenceRequest
+from workbench.server.main import spare_collector
 from workbench.server.options import ServerOptions
 from workbench.server.serve import RunningServer
 
@@ -234,12 +237,20 @@ class CountedEngine(InferenceEngine):
 def records(size: Size) -> Rows:
     """What records cost: over HTTP with 64 clients, and on the engine's own loop with 64 and with 1 in flight."""
     rows: Rows = []
+    small, copied = np.ones((1, 16), np.float32), np.ones((1, 4), np.float32)
     with tempfile.TemporaryDirectory() as folder:
         write_repository(Path(folder))
+        write_shared(Path(folder))
         engine = CountedEngine(EngineOptions((Path(folder),), lower_switch_interval=True))
         engine.start()
+        spare_collector()
         try:
-            found = {"records, HTTP": records_over_http(engine, size)}
+            found = {
+                "records, HTTP, own process": records_over_http(
+                    engine, size, "add_sub", {"INPUT0": small, "INPUT1": small}
+                ),
+                "records, HTTP, thread": records_over_http(engine, size, "copy", {"IN": copied}),
+            }
             for clients in (64, 1):
                 found[f"records, in-kernel, {clients} in flight"] = records_in_kernel(engine, size, clients)
         finally:
@@ -263,15 +274,14 @@ def alternation(engine: CountedEngine, pairs: int, block_s: float) -> Alternatio
     return Alternation(engine, switch, lambda: engine.asked - before, pairs, block_s)
 
 
-def records_over_http(engine: CountedEngine, size: Size) -> Switched:
+def records_over_http(engine: CountedEngine, size: Size, model: str, inputs: dict[str, Any]) -> Switched:
     """One closed loop of 64 clients in another process, cut into blocks."""
     server = RunningServer(engine, ServerOptions(allow_grpc=False, allow_metrics=False))
     server.open()
     seconds = 2 * size.pairs * size.block_s
     load = Load.closed(64, **fixed(1.1 * seconds + 3))  # type: ignore[arg-type]
-    inputs = {"IN": np.ones((1, 4), np.float32)}
     try:
-        with Measurer(ServerTarget(server.http_url, pid=os.getpid()), "copy", inputs=inputs) as measurer:
+        with Measurer(ServerTarget(server.http_url, pid=os.getpid()), model, inputs=inputs) as measurer:
             blocks = alternation(engine, size.pairs, size.block_s)
             point = measurer.measure(load)
     finally:

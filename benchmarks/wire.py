@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -57,6 +58,8 @@ class Case:
     model: str
     level: int
     places: tuple[tuple[str, str, float], ...]
+    window: float = 1.0
+    """Of the length of a window of other cases: what is kept of large tensors would fill the memory."""
 
 
 CASES = (
@@ -68,7 +71,7 @@ CASES = (
         Case("grpc", "grpc", "add_sub", level, (("own process", "add_sub", goal),))
         for level, goal in ((1, 1.0), (8, 1.1), (64, 1.2))
     ),
-    *(Case("large", protocol, "big", 4, (("own process", "big", 1.0),)) for protocol in ("http", "grpc")),
+    *(Case("large", protocol, "big", 4, (("own process", "big", 1.0),), window=0.4) for protocol in ("http", "grpc")),
 )
 
 
@@ -83,14 +86,26 @@ class Result:
     def measure(self, client: LoadClient, case: Case, real: Server, server: Server) -> None:
         """One run; a failure of the load client leaves it out."""
         try:
-            theirs = client.measure(real, case.model, case.protocol, case.level)
-            mine = {place: client.measure(server, model, case.protocol, case.level) for place, model, _ in case.places}
+            window_s = client.window_s * case.window
+            theirs = client.measure(real, case.model, case.protocol, case.level, window_s)
+            mine = {
+                place: client.measure(server, model, case.protocol, case.level, window_s)
+                for place, model, _ in case.places
+            }
         except RuntimeError as error:
             self.failed = str(error)
+            print(f"{case.protocol} {case.model} c={case.level}: left out: {error}", file=sys.stderr, flush=True)
             return
         self.real.append(theirs)
         for place, measured in mine.items():
             self.ours.setdefault(place, []).append(measured)
+            print(
+                f"{case.protocol} {case.model} c={case.level}, {place}: {measured.rate:.0f} infer/s, real "
+                f"{theirs.rate:.0f}: {measured.rate / theirs.rate:.3f} ×; p99 {measured.p99_us:.0f} µs, real "
+                f"{theirs.p99_us:.0f}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def rows(self, case: Case) -> Rows:
         """The rows of all places."""
@@ -316,6 +331,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--oracle", type=Path, help="folder with real-tritonserver and perf-analyzer")
     parser.add_argument("--runs", type=int, help="alternating runs of each point")
     args = parser.parse_args(argv)
+    # Stopped from outside, the servers end with it; what was measured until then is on standard error.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     runs, window_s, calls, budget_s = (2, 0.5, 2000, 90.0) if args.quick else (5, 1.0, 10_000, 7200.0)
     wire = Wire(oracle_at(args.oracle), args.runs or runs, window_s, calls, budget_s)
     rows = wire.run(args.only.split(","))

@@ -29,15 +29,19 @@ class LoadClient:
     oracle: Path
     window_s: float
 
-    def measure(self, server: Server, model: str, protocol: str, concurrency: int) -> Measured:
+    def measure(
+        self, server: Server, model: str, protocol: str, concurrency: int, window_s: float | None = None
+    ) -> Measured:
         """One closed-loop point over ``http`` or ``grpc``.
+
+        perf_analyzer keeps the tensors of all requests until its end: with large ones ``window_s`` must be short.
 
         Raises:
             RuntimeError: perf_analyzer failed.
         """
         requests, batches = server.counts(model)
         cpu = server.cpu_s()
-        row = self._row(server, model, protocol, concurrency)
+        row = self._row(server, model, protocol, concurrency, window_s or self.window_s)
         cpu = server.cpu_s() - cpu
         answered, executed = server.counts(model)
         count = max(1, answered - requests)
@@ -49,12 +53,12 @@ class LoadClient:
             count / max(1, executed - batches),
         )
 
-    def _row(self, server: Server, model: str, protocol: str, concurrency: int) -> dict[str, str]:
+    def _row(self, server: Server, model: str, protocol: str, concurrency: int, shortest_s: float) -> dict[str, str]:
         """perf_analyzer's row; where a window holds too few answers of a slow model it is made longer."""
         text = ""
         with tempfile.TemporaryDirectory() as folder:
             table = Path(folder) / "point.csv"
-            for window_s in (self.window_s, self.window_s * 3, self.window_s * 9):
+            for window_s in (shortest_s, shortest_s * 3, shortest_s * 9):
                 command = [
                     "timeout", "-s", "KILL", "120", str(self.oracle / "perf-analyzer"), "-m", model, "-i", protocol,
                     "-u", server.http if protocol == "http" else server.grpc, "--async", "--concurrency-range",
@@ -63,5 +67,5 @@ class LoadClient:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if not done.returncode and table.exists():
                     return next(csv.DictReader(table.open()))
-                text = done.stdout + done.stderr
-        raise RuntimeError(f"perf_analyzer failed: {' '.join(text.split())[-300:]}")
+                text = f"exit {done.returncode} with windows of {window_s:g} s: {done.stdout + done.stderr}"
+        raise RuntimeError(f"perf_analyzer failed: {' '.join(text.split())[:400]}")

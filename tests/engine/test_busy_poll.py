@@ -5,6 +5,7 @@ import os
 import resource
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -41,10 +42,16 @@ def switches() -> int:
 
 
 def sleeps_until(
-    loop: asyncio.AbstractEventLoop, expected_ns: int, limit_ns: int, answer_s: float
+    loop: asyncio.AbstractEventLoop,
+    expected_ns: int,
+    limit_ns: int,
+    answer_s: float,
+    begin: Callable[[BusyPoll], None] | None = None,
 ) -> tuple[int, float]:
-    """How often the loop sleeps until an answer comes from elsewhere after ``answer_s``; and when it came, in ms."""
+    """How often the loop sleeps until something comes from elsewhere after ``answer_s``; and when it came, in ms."""
     poll = BusyPoll(loop, monotonic_ns, limit_ns)
+    if begin is not None:
+        begin(poll)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     pid = os.fork()  # not a thread: that would want the interpreter's lock
@@ -56,7 +63,8 @@ def sleeps_until(
     async def work() -> tuple[int, float]:
         await asyncio.sleep(0)
         before, begun = switches(), monotonic_ns()
-        poll.expect(expected_ns)
+        if begin is None:
+            poll.expect(expected_ns)
         await asyncio.get_running_loop().sock_recv(ours, 1)
         return switches() - before, (monotonic_ns() - begun) / MS
 
@@ -92,6 +100,34 @@ def test_the_limit_ends_it(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_a_limit_of_nothing_switches_it_off(loop: asyncio.AbstractEventLoop) -> None:
     slept, _ = sleeps_until(loop, 0, 0, 0.05)
+    assert slept > 0
+
+
+def rests(*, before_s: float | None) -> Callable[[BusyPoll], None]:
+    """All is answered, for the second time if the first rest ended with a request after ``before_s``."""
+
+    def begin(poll: BusyPoll) -> None:
+        if before_s is not None:
+            poll.rest()
+            assert poll.resting
+            threading.Event().wait(before_s)
+            poll.wake()
+            assert not poll.resting
+        poll.rest()
+
+    return begin
+
+
+def test_the_next_request_of_one_who_asks_at_once_is_awaited_awake(loop: asyncio.AbstractEventLoop) -> None:
+    slept, _ = sleeps_until(loop, 0, LIMIT, 0.1, rests(before_s=0.001))
+    assert slept == 0
+
+
+@pytest.mark.parametrize("before_s", [None, 0.1])
+def test_the_next_request_of_one_who_takes_time_is_slept_for(
+    loop: asyncio.AbstractEventLoop, before_s: float | None
+) -> None:
+    slept, _ = sleeps_until(loop, 0, 50 * MS, 0.02, rests(before_s=before_s))
     assert slept > 0
 
 

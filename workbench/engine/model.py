@@ -315,8 +315,11 @@ class ModelVersion:
         for ticket in run.tickets:
             ticket.run = run
         slot.start(run, self.core.clock)
+        poll = self.core.busy_poll
+        if poll.resting:
+            poll.wake()
         if slot.runner is None and not self.scheduler.waiting:
-            self.core.busy_poll.expect(self.took_ns)
+            poll.expect(self.took_ns)
 
     def _arm(self) -> None:
         deadline = self.scheduler.next_deadline()
@@ -366,6 +369,8 @@ class ModelVersion:
             self.statistics.execution(batch.rows, run.took)
         if ended:
             run.release()
+        if slot.runner is None and not self._open:
+            self.core.busy_poll.rest()
 
     def _goes_on(self, run: Run, index: int) -> bool:
         """Whether a request may go on without an answer when its batch has ended."""
@@ -470,22 +475,15 @@ class ModelVersion:
             self._timer = None
         slots, self.slots, self.passive = [*self.slots, *self.passive], [], []
         self.idle.clear()
-        errors: Sequence[BaseException | None] = []
         for slot in slots:
             slot.retired = True
             if self._turns is not None:
                 self._turns.forget(slot)
-        for slot in slots:
+        for close in (*(slot.close for slot in slots), self.loaded.close):
             try:
-                await self.core.on_closer(slot.close)
+                await self.core.on_closer(close)
             except Exception as error:
-                errors = [*errors, error]
-        try:
-            await self.core.on_closer(self.loaded.close)
-        except Exception as error:
-            errors = [*errors, error]
-        for each in errors:
-            self.core.events.append("log", self.name, f"closing failed: {each}", level="warning")
+                self.core.events.append("log", self.name, f"closing failed: {error}", level="warning")
 
     def abandon(self, error: WorkbenchError) -> None:
         """Answers everything that is open with an error: the wait for it is over."""

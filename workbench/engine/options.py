@@ -47,8 +47,8 @@ class EngineOptions:
     ``rate_limit_resources`` are NAME:COUNT or NAME:COUNT:DEVICE; they count with ``rate_limit`` execution_count.
 
     ``inline`` lets ``infer`` run requests of small models on the calling thread (``engine.inline``).
-    ``busy_poll_us`` is how long the loop stays awake for a model's process (``engine.busy_poll``): only for a process
-    that does nothing else.
+    ``busy_poll_us`` is how long the loop stays awake for a model's process, and for a next request
+    (``engine.busy_poll``): only for a process that does nothing else.
 
     ``gpus`` are the devices, numbers or records (``telemetry.load_devices``), None asks NVML; those of a compute
     capability below ``min_compute_capability`` are not used. ``host_policies`` maps a policy's name to its settings

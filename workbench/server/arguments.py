@@ -207,8 +207,8 @@ def _own_flags(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--busy-poll-us", type=float, default=_BUSY_POLL_US, metavar="US",
-        help="stay awake so long for the answer of a model's process that was quicker the last time: 30 to 50 us less "
-        f"latency for some CPU time; 0 for never; default {_BUSY_POLL_US:g}",
+        help="stay awake so long for the answer of a model's process, or for the next request to it, that was quicker "
+        f"the last time: 30 to 50 us less latency each for some CPU time; 0 for never; default {_BUSY_POLL_US:g}",
     )  # fmt: skip
     group.add_argument("--owner-fd", type=int, default=-1, metavar="FD", help="stop when this pipe ends")
     group.add_argument(

@@ -91,14 +91,19 @@ def _run(args: argparse.Namespace, settings: LogSettings, stop: _Stop) -> int:
         engine.stop(1.0)
         return 1
     server.on_stop(stop.request)
-    # What lives now lives as long as the process: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # a queue of requests alone is some thousand objects, and none of it is garbage
+    spare_collector()
     sys.stdout.write(ready_line(server) + "\n")
     sys.stdout.flush()
     stop.wait()
     return _stop(server, min(args.exit_timeout_secs, _ORPHAN_EXIT_S) if stop.orphaned else args.exit_timeout_secs)
+
+
+def spare_collector() -> None:
+    """Has the garbage collector of a process that serves, and does nothing else, come seldom and look at little."""
+    # What lives now lives as long as the process: it need not be looked at again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # a queue of requests alone is some thousand objects, and none of it is garbage
 
 
 def _unused(name: str) -> str:
