@@ -40,7 +40,7 @@ def test_half_precision_onnx_is_served_and_answers_nearly_alike(repository: Path
     assert (built.name, built.directory) == ("scorer_onnx_fp16", repository / "scorer_onnx_fp16")
     (drift,) = built.drift
     assert 0 < drift.max_abs < 0.02
-    assert drift.relative < 0.005
+    assert drift.max_rel < 0.005
     message = config_of(built.directory)
     assert (message.backend, message.default_model_filename, message.max_batch_size) == ("onnxruntime", "", 8)
     assert not message.HasField("version_policy")
@@ -63,8 +63,8 @@ def test_int8_is_calibrated_on_the_examples_or_on_what_is_given(repository: Path
     wrong = wb.build(
         "scorer", to="onnx", options=wb.BuildOptions(int8=True), repository=repository, name="b", calibration=huge
     )
-    assert 0 < plain.drift[0].relative < 0.1
-    assert wrong.drift[0].relative > 2 * plain.drift[0].relative, "ranges of other data fit the examples badly"
+    assert 0 < plain.drift[0].max_rel < 0.1
+    assert wrong.drift[0].max_rel > 2 * plain.drift[0].max_rel, "ranges of other data fit the examples badly"
     assert "differ much" in repr(wrong)
     assert b"QuantizeLinear" in (plain.directory / "1" / "model.onnx").read_bytes()
 
@@ -72,7 +72,7 @@ def test_int8_is_calibrated_on_the_examples_or_on_what_is_given(repository: Path
 def test_openvino_keeps_f32_and_the_threads(repository: Path) -> None:
     pytest.importorskip("openvino", reason="openvino is not installed")
     built = wb.build("scorer", to="openvino", repository=repository)
-    assert built.drift[0].relative < 1e-5
+    assert built.drift[0].max_rel < 1e-5
     message = config_of(built.directory)
     parameters = {key: message.parameters[key].string_value for key in message.parameters}
     assert parameters["INFERENCE_PRECISION_HINT"] == "f32"
@@ -240,13 +240,25 @@ def test_drift_knows_nan_infinity_strings_and_top_1() -> None:
     one = {"a": np.array([[1.0, 2.0], [4.0, 3.0]]), "n": np.array([np.nan, np.inf]), "t": np.array([b"a"], object)}
     other = {"a": np.array([[1.0, 2.5], [2.0, 3.0]]), "n": np.array([np.nan, np.inf]), "t": np.array([b"a"], object)}
     numbers, missing, text = measure([one], [other])
-    assert (numbers.max_abs, numbers.top1) == (2.0, 0.5)
-    assert numbers.relative == pytest.approx(np.sqrt(4.25 / 30))
-    assert (missing.max_abs, text.max_abs) == (0.0, 0.0)
+    assert (numbers.max_abs, numbers.top_1) == (2.0, 0.5)
+    assert numbers.max_rel == pytest.approx(np.sqrt(4.25 / 30))
+    assert (missing.max_abs, text.equal) == (0.0, 1.0)
     broken = dict(other, n=np.array([np.nan, 1.0]), t=np.array([b"b"], object))
-    assert [each.max_abs for each in measure([one], [broken])][1:] == [np.inf, np.inf]
+    _, missing, text = measure([one], [broken])
+    assert (missing.max_abs, text.equal) == (np.inf, 0.0)
+    json.dumps([missing.to_json(), text.to_json()], allow_nan=False)  # as strict readers take it
     with pytest.raises(InvalidRequest, match="built, it answers 'a' with"):
         measure([one], [dict(other, a=np.zeros(3))])
+
+
+def test_an_embeddings_drift_is_told_by_cosine_and_neighbours_not_by_its_largest_element() -> None:
+    rows = np.random.default_rng(1).normal(size=(4, 3, 96))
+    vectors = (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+    (drift,) = measure([{"v": each} for each in vectors], [{"v": each + np.float32(1e-4)} for each in vectors])
+    assert "embedding: vectors of unit length" in drift.text
+    assert "cosine to the reference's at least 1.00000" in drift.text
+    assert "order of neighbours" in drift.text
+    assert "top-1" not in drift.text
 
 
 def test_the_verb_builds_tells_how_far_it_is_and_refuses_a_calibration_cache(
@@ -256,7 +268,7 @@ def test_the_verb_builds_tells_how_far_it_is_and_refuses_a_calibration_cache(
     assert main(["build", "scorer", "--to", "onnx", "--fp16", *where]) == 0
     shown = capsys.readouterr()
     assert "built" in shown.out
-    assert "drift      y: at most" in shown.out
+    assert "drift      y (scores: none is negative): max |Δ| " in shown.out
     assert "build: converting to fp16" in shown.err
     assert main(["build", "scorer", "--to", "onnx", "--fp16", "--json", "--force", *where]) == 0
     assert json.loads(capsys.readouterr().out)["drift"][0]["output"] == "y"

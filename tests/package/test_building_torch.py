@@ -192,3 +192,21 @@ def test_a_module_as_openvino_and_as_an_engine(module: Any, repository: Path) ->
     check_served(built, module, PLAIN)
     engine = wb.build(module, to="tensorrt", into=repository, example_inputs=EXAMPLES)
     assert "--maxShapes=x:32x5x4,scale:32x1" in engine.trtexec
+
+
+class Unexported(torch.nn.Module):
+    """Has what ONNX lacks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvals(x @ x.transpose(1, 2)).real
+
+
+def test_an_export_that_fails_prints_nothing(
+    repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "unexported.pt"
+    torch.jit.save(torch.jit.script(Unexported()), path)
+    given = {"x": RNG.random((2, 3, 3)).astype(np.float32)}
+    with pytest.raises(InvalidRequest, match="torch cannot export unexported.pt to ONNX"):
+        wb.build(path, to="onnx", into=repository, example_inputs=given)
+    assert capfd.readouterr().out == ""

@@ -192,3 +192,13 @@ def test_other_shapes_are_refused_with_both() -> None:
 def test_no_elements_at_all_are_no_difference() -> None:
     (output,) = between([np.ones((0, 3), F)], [np.ones((0, 3), F)]).outputs
     assert math.isnan(output.max_abs)
+
+
+def test_of_whole_numbers_it_is_told_how_many_are_the_same() -> None:
+    """They may be labels: 7 for 8 is another one, whatever their order."""
+    (output,) = between([np.array([[3], [8]])], [np.array([[3], [7]])]).outputs
+    assert output.equal == 0.5
+    assert "50.0% equal" in output.text
+    large = 2**60  # as floats both are the same
+    (output,) = between([np.array([large + 1])], [np.array([large])]).outputs
+    assert (output.equal, output.max_abs) == (0, 1)

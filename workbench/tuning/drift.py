@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import InvalidRequest
-from workbench.tuning.vectors import KINDS, Kind, Placing, Ranking, kind_of, placing, ranking
+from workbench.tuning.vectors import KINDS, WHOLE_NUMBERS, Kind, Placing, Ranking, kind_of, placing, ranking
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -62,16 +62,17 @@ class OutputDrift:
     vectors: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary for JSON; nan becomes None."""
+        """As a dictionary for JSON, which has neither nan nor infinity: None."""
         return {
-            key: None if isinstance(item, float) and math.isnan(item) else item for key, item in asdict(self).items()
+            key: None if isinstance(item, float) and not math.isfinite(item) else item
+            for key, item in asdict(self).items()
         }
 
     @property
     def used_by(self) -> str:
         """What people look at of an output of its kind, in a line."""
         parts = []
-        if math.isnan(self.max_abs):
+        if math.isnan(self.max_abs) or self.why == WHOLE_NUMBERS:
             parts.append(f"{self.equal:.1%} equal")
         if not math.isnan(self.cosine):
             parts.append(f"cosine to the reference's at least {self.cosine_min:.5f} (mean {self.cosine:.5f})")
@@ -313,6 +314,8 @@ def _of_output(
     a = [array.astype(np.float64) for array in ours]
     b = [array.astype(np.float64) for array in theirs]
     gaps = [np.abs(_difference(x, y)) for x, y in zip(a, b, strict=True)]
+    if ours[0].dtype.kind in "iu" and theirs[0].dtype.kind in "iu":  # large ones are no different as floats
+        gaps = [np.where(at, 0.0, np.maximum(gap, 1.0)) for at, gap in zip(same, gaps, strict=True)]
     relative = [_relative(gap, y) for gap, y in zip(gaps, b, strict=True)]
     found, why = kind_of(b, whole=theirs[0].dtype.kind in "iu")
     found, why = (found, why) if kind is None else (kind, "as you said")

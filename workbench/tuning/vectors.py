@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 Kind = Literal["scores", "embedding", "vectors"]
 """``vectors`` may be either (logits of many classes, features that are not of unit length)."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
+WHOLE_NUMBERS = "whole numbers"
+"""By what an output is told to be scores that may as well be labels or ids: how many are equal counts, too."""
 
 Numbers = NDArray[np.float64]
 
@@ -60,7 +62,7 @@ def kind_of(arrays: Sequence[Numbers], *, whole: bool) -> tuple[Kind, str]:
     """
     widths = {array.shape[-1] if array.ndim else 1 for array in arrays if array.size}
     if whole:
-        return "scores", "whole numbers"
+        return "scores", WHOLE_NUMBERS
     if widths == {1}:
         return "scores", "one a row"
     if len(widths) > 1:

@@ -6,8 +6,7 @@ for each target; ``tensorrt_form`` and ``torch_forms`` are their larger parts), 
 """
 
 from workbench.package.building.build import build
-from workbench.package.building.drift import Drift
 from workbench.package.building.options import TARGETS, BuildOptions, Target
 from workbench.package.building.result import Built
 
-__all__ = ["TARGETS", "BuildOptions", "Built", "Drift", "Target", "build"]
+__all__ = ["TARGETS", "BuildOptions", "Built", "Target", "build"]

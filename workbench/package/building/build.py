@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument, complete_backend, normalize, validate
 from workbench.errors import AlreadyExists, Cancelled, InvalidRequest, NotFound, WorkbenchError
 from workbench.package.building.config import new_config
-from workbench.package.building.drift import Drift, measure
+from workbench.package.building.drift import measure
 from workbench.package.building.forms import Form, Job, Progress, to_aoti, to_onnx, to_openvino, to_torchscript
 from workbench.package.building.options import TARGETS, BuildOptions, Target
 from workbench.package.building.result import Built
@@ -27,12 +28,13 @@ from workbench.package.tensors import Feed
 from workbench.records.environment import capture_environment
 from workbench.repository.example_inputs import FILE_NAME
 from workbench.repository.models import check_name
+from workbench.tuning.drift import OutputDrift
 
 PROVENANCE = "build.json"
 """Lies beside the model file, in the version."""
 
 LARGE_DRIFT = 0.1
-"""A relative drift above this is pointed out."""
+"""A relative drift above this is pointed out, and so many texts or booleans that are others."""
 
 _SUFFIXES: Mapping[Target, str] = {
     "tensorrt": "trt", "onnx": "onnx", "openvino": "openvino", "torchscript": "ts", "aoti": "aoti",
@@ -108,7 +110,7 @@ def build(
         _directory(written, source, to, directory.name, form)
         drift = _verify(job, form, to) if verify else []
         notes = list(form.notes)
-        if any(each.relative > LARGE_DRIFT for each in drift):
+        if any(map(_is_large, drift)):
             notes.append(
                 "the answers differ much from the source's: hold them against what the model is for before it is used"
                 + (" (int8 costs transformers much; --fp16 costs little)" if options.int8 else "")
@@ -183,7 +185,11 @@ def _target(source: Source, name: str, into: str | Path | None, repository: Path
     return directory
 
 
-def _verify(job: Job, form: Form, to: Target) -> list[Drift]:
+def _is_large(each: OutputDrift) -> bool:
+    return 1 - each.equal > LARGE_DRIFT if math.isnan(each.max_rel) else each.max_rel > LARGE_DRIFT
+
+
+def _verify(job: Job, form: Form, to: Target) -> list[OutputDrift]:
     """Source and result on the same examples; nothing where the result cannot run here."""
     if form.run is None:
         return []

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.package.building.drift import Drift
 from workbench.package.building.options import Target
+from workbench.tuning.drift import OutputDrift
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """A model directory that was built.
 
-    ``drift`` is the difference to the source on example inputs; where it could not be measured it is empty, and
+    ``drift`` is the difference to the source on example inputs, output by output as ``compare`` has it; where it could not be measured it is empty, and
     ``unverified`` says why. ``verified`` says what was run. ``renamed`` are tensors whose names the target's convention
     changes: old -> new. ``notes`` are what a person should know. ``trtexec`` is the equivalent command line, "" where
     there is none.
@@ -28,7 +28,7 @@ class Built:
     source: str
     size_bytes: int
     seconds: float
-    drift: Sequence[Drift] = ()
+    drift: Sequence[OutputDrift] = ()
     verified: str = ""
     unverified: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Built:
             lines.append("  renamed    " + ", ".join(f"{old} -> {new}" for old, new in self.renamed.items()))
         if self.verified:
             lines.append(f"  verified   {self.verified}")
-        lines += [f"  drift      {each}" for each in self.drift]
+        lines += [f"  drift      {each.text}" for each in self.drift]
         if self.unverified:
             lines.append(f"  not run    {self.unverified}")
         lines += [f"  note       {note}" for note in self.notes]

@@ -6,7 +6,8 @@ import copy
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -238,6 +239,21 @@ def write_onnx_of(source: Source, requests: Sequence[Feed], target: Path) -> Non
         ) from error
 
 
+@contextmanager
+def _no_graphs_printed() -> Iterator[None]:
+    """Where its exporter of TorchScript fails, torch prints the whole graph to the standard output.
+
+    It has a switch against that, and turns it on itself at each export (2.13).
+    """
+    core: Any = torch._C
+    before = core._jit_onnx_log
+    core._jit_onnx_log = lambda *parts: None
+    try:
+        yield
+    finally:
+        core._jit_onnx_log = before
+
+
 def _torchscript_to_onnx(source: Source, feed: Feed, target: Path) -> None:
     inputs, outputs = [spec.name for spec in source.signature.inputs], [spec.name for spec in source.signature.outputs]
     axes: dict[str, dict[int, str]] = {}
@@ -246,7 +262,7 @@ def _torchscript_to_onnx(source: Source, feed: Feed, target: Path) -> None:
         axes[spec.name] = {0: "batch"} if shift else {}
         axes[spec.name] |= {axis + shift: f"{spec.name}_{axis}" for axis, size in enumerate(spec.dims) if size == -1}
     tensors = tuple(torch.from_numpy(np.array(feed[name])) for name in by_index(inputs))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _no_graphs_printed():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             source.thing.call, tensors, str(target), dynamo=False, input_names=by_index(inputs),
