@@ -95,6 +95,27 @@ def test_scalars(tmp_path: Path) -> None:
     assert response.outputs[0].data[0] == -3
 
 
+def test_a_scalar_of_a_model_that_batches_is_one_for_the_batch(tmp_path: Path) -> None:
+    made = graph(
+        [helper.make_node("Mul", ["x", "s"], ["y"])],
+        [("x", "FP32", ("b", 4)), ("s", "FP32", ())],
+        [("y", "FP32", ("b", 4))],
+    )
+    config = IO.format("TYPE_FP32") + " input { name: 's' data_type: TYPE_FP32 dims: 1 }"
+    running = instance(context(tmp_path, config, made))
+
+    def asked(*factors: float) -> InferenceRequest:
+        rows = np.ones((len(factors), 4), np.float32)
+        scalar = Tensor.from_numpy("s", np.array(factors, np.float32)[:, None])
+        return InferenceRequest("m", [Tensor.from_numpy("x", rows), scalar])
+
+    for batch in ([asked(3)], [asked(3, 3)], [asked(3), asked(3, 3)]):
+        assert all((answer.outputs[0].data == 3).all() for answer in run(running, batch))
+    for batch, text in (([asked(3), asked(4)], "differs from row to row"), ([asked()], "has no row")):
+        with pytest.raises(BackendError, match=f"input 's' is one value for a whole batch, and in this one it {text}"):
+            run(running, batch)
+
+
 def test_a_string_that_is_no_text(tmp_path: Path) -> None:
     running = instance(context(tmp_path, IO.format("TYPE_STRING"), identity("BYTES")))
     bad = np.array([[b"\xff", b"", b"", b""]], dtype=object)

@@ -269,3 +269,22 @@ def test_an_onnx_file(tmp_path: Path) -> None:
         tensors: list[Tensor] = [answer["y"] for answer in answers]
         assert [tensor.shape for tensor in tensors] == [(1, 4), (3, 4)]
         assert (tensors[1].data == 4).all()
+
+
+def test_a_request_without_an_optional_input_gets_no_other_requests_values(tmp_path: Path) -> None:
+    a, b = parameter("a", (-1, 4)), parameter("b", (-1, 4))
+    total = ov.Model([result("y", ops.add(a, b))], [a, b], "total")
+    inputs = "".join(
+        f'input {{ name: "{name}" data_type: TYPE_FP32 dims: 4 {more} }}\n'
+        for name, more in (("a", ""), ("b", "optional: true"))
+    )
+    text = (
+        f'backend: "openvino"\nmax_batch_size: 8\n{inputs}output {{ name: "y" data_type: TYPE_FP32 dims: 4 }}\n'
+        'parameters { key: "ENABLE_BATCH_PADDING" value { string_value: "YES" } }\n'
+    )
+    rows = np.ones((2, 4), np.float32)
+    with _open(tmp_path, total, text) as opened:
+        for _ in range(2):
+            assert (opened.batch([{"a": rows, "b": 5 * rows}])[0]["y"].data == 6).all()
+            with pytest.raises(WorkbenchError, match="input 'b' of model 'm' is missing"):
+                opened.batch([{"a": rows}])

@@ -107,7 +107,7 @@ class BatchForm:
         for name, array in feeds.items():
             dims = self._inputs[name].dims
             if len(dims) != array.ndim:
-                feeds[name] = array.reshape(()) if not dims else array.reshape(-1)
+                feeds[name] = _one_value(name, array) if not dims else array.reshape(-1)
         if self._config.batch_input:
             feeds |= batch_inputs(self._config, requests)
         return feeds
@@ -161,6 +161,22 @@ class BatchForm:
         if len(requests) == 1:
             return [array]
         return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _one_value(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """A framework's scalar from what the rows of a batch say of it, which must be the same.
+
+    Raises:
+        BackendError: it is not, or there is no row.
+    """
+    values = array.reshape(-1)
+    if not values.size or (values != values[0]).any():
+        what = "differs from row to row" if values.size else "has no row"
+        raise BackendError(
+            f"input '{name}' is one value for a whole batch, and in this one it {what}",
+            hint="send what differs in batches of its own: without dynamic_batching, or with max_batch_size 1",
+        )
+    return values[:1].reshape(())
 
 
 class TensorInstance(ABC):

@@ -29,6 +29,7 @@ from workbench.backends.batches import TensorInstance
 from workbench.backends.model_files import model_file
 from workbench.backends.openvino_config import DYNAMIC_BATCH, PRECISION, Settings, own_thread_count, read_settings
 from workbench.backends.openvino_model import (
+    check_all_given,
     compile_model,
     complete,
     describe_compiled,
@@ -169,6 +170,7 @@ class _OpenVinoInstance(TensorInstance):
         outputs: Sequence[TensorSpec],
     ) -> None:
         super().__init__(context, inputs, outputs)
+        self._name, self._inputs = context.name, [spec.name for spec in inputs]
         self._request: ov.InferRequest | None = request
         self._rows = 0 if settings.dynamic_batch else context.config.max_batch_size
         self._padding = settings.padding
@@ -193,6 +195,7 @@ class _OpenVinoInstance(TensorInstance):
         request = self._request
         assert request is not None
         self._held = []
+        check_all_given(self._name, self._inputs, feeds)
         for name, array in feeds.items():
             if self._rows:
                 self._given = len(array)

@@ -6,7 +6,7 @@ Sources: openvino_backend's ``AutoCompleteConfig``, ``ValidateInputs``, ``Valida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from openvino.preprocess import PrePostProcessor
 from workbench.backends.base import TensorSpec
 from workbench.backends.fit import config_datatype, shape_text
 from workbench.backends.openvino_config import PRECISION, Settings
-from workbench.errors import InternalError, InvalidRequest
+from workbench.errors import BackendError, InternalError, InvalidRequest
 
 VERSION = str(ov.__version__).partition("-")[0]
 
@@ -276,6 +276,20 @@ def give_tensor(request: ov.InferRequest, name: str, array: NDArray[Any]) -> NDA
     with openvino_errors("setting tensor data"):
         request.set_tensor(name, ov.Tensor(array, shared_memory=True))
     return array
+
+
+def check_all_given(model: str, inputs: Iterable[str], given: Mapping[str, Any]) -> None:
+    """Refuses a batch that lacks an input: the request would read the memory that the last one left there.
+
+    Raises:
+        BackendError: an input (an optional one, say) is not there.
+    """
+    missing = [name for name in inputs if name not in given]
+    if missing:
+        raise BackendError(
+            f"input '{missing[0]}' of model '{model}' is missing: OpenVINO has no optional inputs",
+            hint=f"send it, and leave out optional: true of '{missing[0]}' in config.pbtxt",
+        )
 
 
 def run_request(request: ov.InferRequest) -> None:

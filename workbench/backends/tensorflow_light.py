@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from workbench.backends.base import TensorSpec
 from workbench.backends.openvino_config import PRECISION
 from workbench.backends.openvino_model import (
+    check_all_given,
     compile_model,
     describe_compiled,
     give_tensor,
@@ -46,6 +47,7 @@ class OpenVinoSavedModel:
         for what, asked in lacking.items():
             if asked:
                 raise InvalidRequest(f"model '{name}' takes TensorFlow: OpenVINO does not do {what}", hint=INSTALL)
+        self._name = name
         core = ov.Core()
         model = read_model(core, path)
         inputs, outputs = tensor_specs(model.inputs, "input"), tensor_specs(model.outputs, "output")
@@ -72,6 +74,7 @@ class OpenVinoSavedModel:
             request = self._compiled.create_infer_request()
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+            check_all_given(self._name, self.signature.inputs, feeds)
             held = [give_tensor(request, name, array) for name, array in feeds.items()]
             run_request(request)
             held.clear()
