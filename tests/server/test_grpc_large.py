@@ -283,9 +283,17 @@ class Told:
         return None
 
 
-@pytest.mark.parametrize("first", [data_head(3, 100), data_head(3, 100, 8), b"\0\0\x64\1\0\0\0\0\5"])
+@pytest.mark.parametrize(
+    ("first", "parts"),
+    [
+        (data_head(3, 100), (data_head(3, 50) + b"x" * 50) * 2),
+        (data_head(3, 100, 8), data_head(3, 100, 8) + b"x" * 100),
+        (b"\0\0\x64\1\0\0\0\0\5", b"\0\0\x64\1\0\0\0\0\5" + b"x" * 100),
+    ],
+    ids=["data", "padded", "headers"],
+)
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_late_window_is_told_before_the_frame_that_follows_it(first: bytes, count: int) -> None:
+def test_a_late_window_is_told_before_the_frame_that_follows_it(first: bytes, parts: bytes, count: int) -> None:
     """It is of a call that is over, and the frame is cut: in it the window would be taken for its payload."""
     told = Told()
     frames = Frames(told)  # type: ignore[arg-type]
@@ -293,7 +301,7 @@ def test_a_late_window_is_told_before_the_frame_that_follows_it(first: bytes, co
     sent = bytes(24) + window_update(1, 5) * count + first + b"x" * 100
     for begin, end in ((0, 24), (24, len(sent) - 50), (len(sent) - 50, len(sent))):
         assert frames.add(sent[begin:end])
-    assert told.data == sent
+    assert told.data == bytes(24) + window_update(1, 5) * count + parts
 
 
 def wait_for_large(wire: Wire) -> None:

@@ -43,7 +43,8 @@ class Answers(FlowControl):
         self._backlogged: set[Call] = set()
         self._sent = 0  # bytes of answers since the last look at those that wait
         self._unread = 0  # bytes of answers that waited for the client then
-        self._finishing: list[int] = []  # ended here, while the client may still be sending
+        # ended here, while the client may still be sending; whether the trailers wait for a window
+        self._finishing: list[tuple[int, bool]] = []
         self._pings = 0  # sent since the last data
         self._last_ping = 0.0  # of the client, since it was last sent anything
         self._strikes = 0
@@ -67,8 +68,7 @@ class Answers(FlowControl):
         self._out.add(call.stream_id, data)
         self._plan()
         self._sent += size
-        self._pings = self._strikes = 0
-        self._last_ping = 0.0
+        self._spoke()
         waiting = self._out.waiting(call.stream_id) if call.limit else 0
         if waiting > call.limit:
             self._backlogged.add(call)
@@ -88,9 +88,17 @@ class Answers(FlowControl):
                 self._h2.send_response(call.stream_id, (*_BARE_HEAD, *trailers), end_stream=True)
         except ngh2.NGH2Error:
             return
+        self._spoke()
         if not call.half_closed:
-            self._finishing.append(call.stream_id)
+            out = self._out
+            waits = call.started and not out.waiting(call.stream_id) and out.is_shut(call.stream_id)
+            self._finishing.append((call.stream_id, waits))
         self._plan()
+
+    def _spoke(self) -> None:
+        """The client is sent something that is no answer to a ping: it may ping again, and be pinged (gRPC's rule)."""
+        self._pings = self._strikes = 0
+        self._last_ping = 0.0
 
     def _plan(self) -> None:
         """Has what is to be sent sent at the end of this turn of the loop: answers of a batch go in one piece."""
@@ -123,8 +131,15 @@ class Answers(FlowControl):
             self._look_at_unread()
         if self._backlogged:
             self._look_at_backlogs()
-        if self._leaving and not self.calls:
-            transport.close()
+        if self._leaving and not self.calls and not transport.is_closing():
+            self._bid_farewell(transport)
+
+    def _bid_farewell(self, transport: asyncio.Transport) -> None:
+        """Closes, and says which call was the last: others the client may try elsewhere (RFC 9113, 6.8)."""
+        with contextlib.suppress(ngh2.NGH2Error):
+            self._h2.send_goaway(ngh2.ErrorCode.NO_ERROR)
+            transport.write(self._h2.data_to_send())
+        transport.close()
 
     def _write(self, transport: asyncio.Transport, h2: Any) -> None:
         """Writes what libnghttp2 has, which includes the heads of answers, then the answers, then their trailers."""
@@ -145,6 +160,7 @@ class Answers(FlowControl):
         if self._own:
             before += self._own
             self._own.clear()
+            self._spoke()
         if events := h2.events():  # streams may be over, or the connection, of which the client is told first
             transport.write(before)
             self._handle(events)
@@ -175,11 +191,11 @@ class Answers(FlowControl):
         """Tells clients whose calls have ended early that nothing more is wanted of them (RFC 9113, 8.1)."""
         h2, waiting = self._h2, self._finishing
         self._finishing = []
-        for stream_id in waiting:
+        for stream_id, waits in waiting:
             if stream_id not in self.calls:
                 continue
-            if self._out.waiting(stream_id):
-                self._finishing.append(stream_id)
+            if self._out.waiting(stream_id) or (waits and self._out.is_shut(stream_id)):
+                self._finishing.append((stream_id, waits))
             else:
                 h2.reset_stream(stream_id, ngh2.ErrorCode.NO_ERROR)
                 self._plan()

@@ -286,6 +286,7 @@ class Call:
             return
         self.ended = True
         self.receiver = None
+        self._assembler = None  # what is half here is not needed; who sends it may take his time
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -309,6 +310,7 @@ class Call:
     def closed(self) -> None:
         """The stream is over, whoever ended it."""
         self.ended = True
+        self._assembler = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

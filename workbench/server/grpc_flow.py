@@ -36,8 +36,6 @@ class FlowControl(ABC):
         self._admitted: list[Call] = []  # have been granted the memory for a large message
         self._own = bytearray()  # frames of our own that are to be sent
         self._padding: dict[int, int] = {}  # bytes of it by stream, of which the client is to be told
-        self._at_first = 0  # the first window of calls when libnghttp2 heard of windows last
-        self._is_shut = False  # a window that it knows may be
         self._past = 0  # bytes that were taken past libnghttp2
 
     @abstractmethod
@@ -142,10 +140,7 @@ class FlowControl(ABC):
         """Ends the connection, and says why."""
 
     def grow(self, stream_id: int, size: int) -> bool | None:
-        """See ``Owner``: libnghttp2 hears of what is no use, or concerns none of the calls.
-
-        And of what opens a window that is shut there: it sends no trailers then.
-        """
+        """See ``Owner``: libnghttp2 hears of what is no use, or concerns none of the calls."""
         if not size or (stream_id and stream_id not in self.calls):
             return None
         try:
@@ -153,25 +148,24 @@ class FlowControl(ABC):
         except Overflow:
             self._cut_off(ngh2.ErrorCode.FLOW_CONTROL_ERROR)
             return False
-        if self._is_shut:
-            h2 = self._h2
-            with contextlib.suppress(ngh2.NGH2Error):
-                if (h2.stream_remote_window_size(stream_id) if stream_id else h2.remote_window_size) <= 0:
-                    return None
         return True
 
     def knows(self, stream_id: int, size: int) -> bool:
         """See ``Owner``."""
-        return size > 0 and not self._is_shut and (not stream_id or stream_id in self.calls)
+        return size > 0 and (not stream_id or stream_id in self.calls)
 
-    def _changed(self, settings: Mapping[int, int]) -> None:
-        """The client has said how large windows are at first."""
-        if settings.get(ngh2.Setting.INITIAL_WINDOW_SIZE, self._at_first) < self._at_first:
-            self._is_shut = True  # or may be: it is looked at from now on
+    def first_window(self, size: int) -> bool:
+        """See ``Owner``."""
+        return self._changed({ngh2.Setting.INITIAL_WINDOW_SIZE: size})
+
+    def _changed(self, settings: Mapping[int, int]) -> bool:
+        """The client has said how large windows are at first, or frames; False when that is too much."""
         try:
             self._out.settings(settings)
         except Overflow:
             self._cut_off(ngh2.ErrorCode.FLOW_CONTROL_ERROR)
+            return False
+        return True
 
     def flooded(self) -> None:
         """See ``Owner``."""
@@ -181,7 +175,7 @@ class FlowControl(ABC):
         """Has answers sent without libnghttp2 from now on, if it has nothing more to send and no window under way.
 
         Not while events of libnghttp2 wait to be handled: it would know windows of calls that are not known here yet.
-        Nor while one is shut: how far, it does not say.
+        Nor while one is shut: how far, it does not say, and it sends no trailers then. Later on it hears of none.
         """
         if not isinstance(self._out, Plain):
             self._has_large = False
@@ -193,7 +187,6 @@ class FlowControl(ABC):
             windows = [h2.remote_window_size, h2.remote_settings[ngh2.Setting.INITIAL_WINDOW_SIZE]]
             windows += map(h2.stream_remote_window_size, self.calls)
             if min(windows) > 0:
-                self._at_first = windows[1]
                 self._out = Outgoing(h2, self.calls)
                 self._frames.takes_updates = True
         except ngh2.NGH2Error:  # a call, or all, are over, which the next events will say

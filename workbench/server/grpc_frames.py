@@ -4,7 +4,8 @@ libnghttp2's binding hands each DATA frame out as an object of its own. Of a mes
 the connection reads the rest without it: what belongs to the message is written where it is put together (from the
 socket itself, where it can be), and libnghttp2 is not told of it. Its windows stay true: the client has been given just
 as much more to send, by a WINDOW_UPDATE of our own, as is taken past it. Everything else, and whatever is odd, goes to
-libnghttp2 as it came; it sees the end of a stream as an empty frame.
+libnghttp2 as it came, but that it never has half a DATA frame: what is here of one is a frame to it. It sees the end of
+a stream as an empty frame, and, once answers are sent without it, no windows.
 """
 
 from __future__ import annotations
@@ -25,13 +26,19 @@ HEAD = 9
 
 _HEAD = struct.Struct(">BHBBI").pack
 _NUMBERS = struct.Struct(">II").unpack_from
+_ENTRY = struct.Struct(">HI").unpack_from
 _PREFACE = 24
 _UPDATE = 4  # bytes of a WINDOW_UPDATE
+_SETTING = 6  # bytes of an entry of SETTINGS
+_MOST_SETTINGS = 32 * _SETTING  # libnghttp2 refuses more
 _DATA = 0
 _SETTINGS = 4
 _WINDOW_UPDATE = 8
 _BLOCKS = (1, 5, 9)  # HEADERS, PUSH_PROMISE, CONTINUATION
 _END_STREAM, _END_HEADERS, _PADDED = 1, 4, 8
+_ACK = 1
+_FIRST_WINDOW = 4  # SETTINGS_INITIAL_WINDOW_SIZE
+_PASSED, _WHOLE, _IN_PARTS = range(3)  # what becomes of a frame: as it comes, when it is whole, its parts one by one
 _IDLE_UPDATES = 10_000  # for nothing: more are a flood
 _BY_SOCKET = 4096  # less is read together with what follows
 
@@ -75,6 +82,9 @@ class Owner(Protocol):
         None when libnghttp2 has to be told instead, False when the connection is over.
         """
 
+    def first_window(self, size: int) -> bool:
+        """The first windows of streams are of ``size``, also of those that there are; False when it is too much."""
+
     def flooded(self) -> None:
         """The client has sent so many WINDOW_UPDATE frames for nothing that it must mean harm: cuts it off."""
 
@@ -97,7 +107,7 @@ class Frames:
     """Cuts what a client sends into what libnghttp2 gets and what belongs to messages that are expected."""
 
     __slots__ = (
-        "_direct", "_end", "_head", "_in_block", "_kind", "_left", "_owner", "_stream", "_tail", "_total", "expected",
+        "_direct", "_end", "_head", "_in_block", "_kind", "_left", "_owner", "_stream", "_tail", "expected",
         "idle_updates", "takes_updates",
     )  # fmt: skip
 
@@ -105,15 +115,14 @@ class Frames:
         self._owner: Owner | None = owner
         self.expected: dict[int, Expected] = {}
         self.takes_updates = False
-        """Whether the owner, not libnghttp2, is told how much more the client takes."""
+        """Whether the owner, not libnghttp2, is told how much the client takes."""
         self.idle_updates = 0
         """WINDOW_UPDATE frames since the last answer."""
         self._kind = 0  # of the frame that has begun
         self._left = _PREFACE  # to come of the payload of the frame that has begun
         self._head = b""  # the beginning of a frame that nobody has been given yet
         self._in_block = False  # only CONTINUATION may follow
-        self._stream = 0  # of the frame that has begun, if it is DATA that libnghttp2 has, and how long it is
-        self._total = 0
+        self._stream = 0  # of the frame that has begun, if it is DATA of which libnghttp2 gets the parts
         self._direct: Expected | None = None  # the message that the frame that has begun belongs to
         self._tail = 0  # bytes of that frame behind those of the message
         self._end = 0  # its END_STREAM flag
@@ -125,8 +134,8 @@ class Frames:
 
     @property
     def in_update(self) -> bool:
-        """Whether libnghttp2 has the beginning of a WINDOW_UPDATE frame."""
-        return self._left > 0 and self._kind == _WINDOW_UPDATE
+        """Whether libnghttp2 has the beginning of a frame that changes windows."""
+        return self._left > 0 and self._kind in (_WINDOW_UPDATE, _SETTINGS)
 
     def _flooded(self) -> bool:
         if self._owner is not None:
@@ -138,7 +147,7 @@ class Frames:
 
         So many the client is to be allowed beyond its window. 0: libnghttp2 will have them all.
         """
-        under_way = self._total if self._left and self._stream == stream_id else 0  # handed out when it is whole
+        under_way = self._left if self._stream == stream_id else 0  # which libnghttp2 will have, too
         left = missing - under_way
         if left <= 0:
             return 0
@@ -163,7 +172,7 @@ class Frames:
         """Bytes from the socket; False when the connection is over."""
         if self._head:
             data, self._head = b"".join((self._head, data)), b""
-        if self.expected or self._direct is not None:
+        if self.expected or self._direct is not None or (self._left and self._stream):
             return self._cut(memoryview(data))
         return self._follow(data)
 
@@ -171,8 +180,8 @@ class Frames:
         return self._owner is not None and self._owner.pass_on(data)
 
     def _follow(self, data: Buffer) -> bool:
-        """As ``add``, while no message is expected: all goes to libnghttp2 but WINDOW_UPDATE and a part of a head."""
-        size, position, begin = len(data), self._left, -1
+        """As ``add``, while no message is expected: all goes to libnghttp2 but WINDOW_UPDATE and what is cut off."""
+        size, position, before, begin = len(data), self._left, -1, -1
         updates: list[int] = []
         while position + HEAD <= size:
             length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
@@ -194,19 +203,26 @@ class Frames:
             elif data[position + 3] == _SETTINGS and self.takes_updates:  # which changes windows
                 self.idle_updates -= len(updates)
                 return self._cut(memoryview(data))
-            begin = position
+            before, begin = begin, position
             position += HEAD + length
         if self.idle_updates > _IDLE_UPDATES:
             return self._flooded()
+        is_cut = position > size and begin >= 0 and data[begin + 3] == _DATA
+        if is_cut:  # the rest of it comes later
+            position, begin = begin, before
         if begin >= 0:
             self._note(bytes(data[begin : begin + HEAD]))
-        if position >= size:
+        if is_cut:
+            self._left = 0
+        elif position >= size:
             self._left, position = position - size, size
         else:
             self._left, self._head = 0, bytes(data[position:])
         if updates:
-            return self._apart(memoryview(data)[:position], updates)
-        return self._pass_on(data if position == size else data[:position])
+            is_open = self._apart(memoryview(data)[:position], updates)
+        else:
+            is_open = not position or self._pass_on(data if position == size else data[:position])
+        return is_open and (not is_cut or self._cut(memoryview(data)[position:]))
 
     def _apart(self, data: memoryview, updates: list[int]) -> bool:
         """Takes WINDOW_UPDATE frames out."""
@@ -235,21 +251,22 @@ class Frames:
         return self._owner is not None and self._owner.knows(stream_id & WHOLE_WINDOW, size & WHOLE_WINDOW)
 
     def _note(self, head: bytes) -> None:
-        kind = self._kind = head[3]
-        self._stream = _stream(head) if kind == _DATA else 0
-        self._total = int.from_bytes(head[:3], "big")
-        self._in_block = kind in _BLOCKS and not head[4] & _END_HEADERS
+        self._kind = head[3]
+        self._stream = 0
+        self._in_block = head[3] in _BLOCKS and not head[4] & _END_HEADERS
 
     def _cut(self, data: memoryview) -> bool:
         """As ``add``, frame by frame."""
         size = len(data)
         position = run = 0  # what is from ``run`` on goes to libnghttp2
-        told = False  # the WINDOW_UPDATE that is here goes there, too
+        told = False  # the frame that is here goes there, too
         while position < size:
             if self._left:
                 piece = min(self._left, size - position)
                 position += piece
                 if self._direct is None:
+                    if self._stream and not self._part(piece):
+                        return False
                     self._left -= piece
                     continue
                 place = self._direct.taker.place()
@@ -263,21 +280,13 @@ class Frames:
             if len(head) < HEAD:
                 break
             length = int.from_bytes(head[:3], "big")
-            is_update = (
-                self.takes_updates
-                and head[3] == _WINDOW_UPDATE
-                and length == _UPDATE
-                and not self._in_block
-                and not told
-            )
-            expected = None if is_update else self._of(head, length)
-            if expected is None and not is_update:
-                told = False
+            end = position + HEAD + length
+            way = _PASSED if told else self._way(head, length, end > size)
+            if way == _PASSED:
                 self._note(head)
-                if self._kind == _WINDOW_UPDATE:
-                    self.idle_updates += 1
-                    if self.idle_updates > _IDLE_UPDATES:
-                        return self._flooded()
+                if self._kind == _WINDOW_UPDATE and not told and not self._count_update():
+                    return False
+                told = False
                 self._left = length
                 position += HEAD
                 continue
@@ -286,46 +295,71 @@ class Frames:
                     return False
                 run = position
                 continue
-            if expected is None:
-                end = position + HEAD + _UPDATE
-                if end > size:
-                    break
-                self.idle_updates += 1
-                if self.idle_updates > _IDLE_UPDATES:
-                    return self._flooded()
-                grown = self._grow(_stream(head), data[position + HEAD : end])
-                if grown is False:
-                    return False
-                if grown:
-                    position = run = end
-                else:
-                    told = True
+            if way == _IN_PARTS:
+                position += HEAD
+                run = position
+                self._begin(head, length)
                 continue
-            if head[4] & _PADDED:
-                end = position + HEAD + length
-                if end > size:
-                    break
-                if not self._padded(expected.stream_id, head[4] & _END_STREAM, data[position + HEAD : end]):
-                    return False
+            if end > size:
+                break
+            done = self._take(head, data[position + HEAD : end])
+            if done is False:
+                return False
+            if done:
                 position = run = end
-                continue
-            position += HEAD
-            run = position
-            self._direct, self._end, self._stream, self._kind = expected, head[4] & _END_STREAM, 0, _DATA
-            self._left = min(length, expected.left)
-            self._tail = length - self._left
+            else:
+                told = True
         self._head = bytes(data[position:])
         return run == position or self._pass_on(data[run:position])
 
-    def _of(self, head: bytes, length: int) -> Expected | None:
-        """The message that a frame belongs to; None where libnghttp2 has to see it."""
-        if head[3] != _DATA or self._in_block or not 0 < length <= FRAME:
-            return None
-        return self.expected.get(_stream(head))
+    def _way(self, head: bytes, length: int, is_cut: bool) -> int:
+        """What becomes of a frame, of which the end is not here where it ``is_cut``."""
+        kind = head[3]
+        if self._in_block:
+            return _PASSED
+        if kind == _DATA:
+            stream_id = _stream(head)
+            if not 0 < length <= FRAME or not stream_id or not (is_cut or stream_id in self.expected):
+                return _PASSED
+            return _WHOLE if head[4] & _PADDED else _IN_PARTS
+        if not self.takes_updates:
+            return _PASSED
+        if kind == _WINDOW_UPDATE:
+            return _WHOLE if length == _UPDATE else _PASSED
+        is_list = kind == _SETTINGS and 0 < length <= _MOST_SETTINGS and not length % _SETTING
+        return _WHOLE if is_list and not head[4] & _ACK and not _stream(head) else _PASSED
+
+    def _take(self, head: bytes, payload: memoryview) -> bool | None:
+        """A frame that is whole; None when libnghttp2 is to have it, False when the connection is over."""
+        if head[3] == _WINDOW_UPDATE:
+            return self._count_update() and self._grow(_stream(head), payload)
+        if head[3] == _SETTINGS:
+            return self._settle(head, payload)
+        return self._padded(_stream(head), head[4] & _END_STREAM, payload)
+
+    def _count_update(self) -> bool:
+        self.idle_updates += 1
+        return self.idle_updates <= _IDLE_UPDATES or self._flooded()
 
     def _grow(self, stream_id: int, payload: memoryview) -> bool | None:
         size = int.from_bytes(payload, "big") & WHOLE_WINDOW
         return self._owner.grow(stream_id, size) if self._owner is not None else False
+
+    def _settle(self, head: bytes, payload: memoryview) -> bool | None:
+        """Takes the first windows out of SETTINGS: libnghttp2 is not told what is sent, and would find them too large.
+
+        A window beyond measure it is told, and complains.
+        """
+        rest = b""
+        for position in range(0, len(payload), _SETTING):
+            number, value = _ENTRY(payload, position)
+            if number != _FIRST_WINDOW:
+                rest += payload[position : position + _SETTING]
+            elif value > WHOLE_WINDOW:
+                return None
+            elif self._owner is None or not self._owner.first_window(value):
+                return False
+        return self._pass_on(len(rest).to_bytes(3, "big") + head[3:] + rest)
 
     def _padded(self, stream_id: int, end: int, payload: memoryview) -> bool:
         """Takes a padded frame as one without padding."""
@@ -336,6 +370,24 @@ class Frames:
             self._owner.credit(stream_id, padding)
         size -= padding
         return self._cut(memoryview(data_head(stream_id, size, end) + bytes(payload[1 : 1 + size])))
+
+    def _begin(self, head: bytes, length: int) -> None:
+        """A DATA frame of a message that is expected, or one that libnghttp2 gets in parts."""
+        self._note(head)
+        self._end = head[4] & _END_STREAM
+        direct = self._direct = self.expected.get(_stream(head))
+        if direct is None:
+            self._stream, self._left = _stream(head), length
+        else:
+            self._left = min(length, direct.left)
+            self._tail = length - self._left
+
+    def _part(self, size: int) -> bool:
+        """The next bytes of the frame that has begun are one of their own to libnghttp2.
+
+        Of one that it has half, when the call ends, it would never say what the client may send in its place.
+        """
+        return self._pass_on(data_head(self._stream, size, self._end if size == self._left else 0))
 
     def _took(self, size: int) -> bool:
         """So many bytes of a message have been taken; False when the connection is over."""
@@ -350,10 +402,8 @@ class Frames:
         if self._left:
             return True
         self._direct = None
-        if not self._tail and not self._end:
+        if self._tail:  # libnghttp2 is given what is behind
+            self._stream, self._left, self._tail = direct.stream_id, self._tail, 0
             return True
-        # libnghttp2 is given what is behind as a frame of its own, and an empty one for the end of a stream
-        head = data_head(direct.stream_id, self._tail, self._end)
-        self._note(head)
-        self._left, self._tail = self._tail, 0
-        return self._pass_on(head)
+        # and an empty frame for the end of a stream
+        return not self._end or self._pass_on(data_head(direct.stream_id, 0, self._end))

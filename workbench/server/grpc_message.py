@@ -206,20 +206,20 @@ class Assembler:
             BadMessage: a message is larger than ``MAX_MESSAGE``, or its framing is wrong.
         """
         found: list[tuple[bool, memoryview]] = []
-        while data:
-            if not self._need and not self._begin(data):
+        position, size = 0, len(data)
+        while position < size:
+            if not self._need and not self._begin(data, position):
                 return found
             missing = self._need - self._have
-            piece = data if len(data) <= missing else data[:missing]
+            piece = data[position : position + missing]
             if self._large is None:
                 self._parts.append(piece)
             else:
                 self._large[self._have : self._have + len(piece)] = piece
             self._have += len(piece)
-            if len(data) < missing:
-                return found
-            data = data[missing:]
-            found.append(self._end())
+            position += missing
+            if position <= size:
+                found.append(self._end())
         return found
 
     def _end(self) -> tuple[bool, memoryview]:
@@ -230,11 +230,11 @@ class Assembler:
         self._parts, self._large, self._have, self._need = [], None, 0, 0
         return joined[0] == 1, joined[FRAMING:]
 
-    def _begin(self, data: bytes) -> bool:
-        head = b"".join((*self._parts, data[:FRAMING]))[:FRAMING]
+    def _begin(self, data: bytes, position: int) -> bool:
+        head = b"".join((*self._parts, data[position : position + FRAMING]))[:FRAMING]
         if len(head) < FRAMING:
-            self._parts.append(data)
-            self._have += len(data)
+            self._parts.append(data[position:])
+            self._have += len(data) - position
             return False
         size = int.from_bytes(head[1:], "big")
         if head[0] > 1:
@@ -242,11 +242,13 @@ class Assembler:
         if size > MAX_MESSAGE:
             raise BadMessage(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {MAX_MESSAGE})")
         self._need = FRAMING + size
-        if len(data) < self._need - self._have:
+        if len(data) - position < self._need - self._have:
             if size >= LARGE:
                 before = b"".join(self._parts)
                 # its pages are taken as they are written: what a client only announces costs nothing
-                self._large = aligned(self._need + SLACK, FRAMING + self._content_at((before + data)[FRAMING:]))
+                self._large = aligned(
+                    self._need + SLACK, FRAMING + self._content_at((before + data[position:])[FRAMING:])
+                )
                 self._large[: self._have] = before
                 self._parts = []
             self._announce(self._need)

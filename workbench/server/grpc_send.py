@@ -2,8 +2,8 @@
 
 libnghttp2 copies what it frames three times, which of a small answer costs less than to do the same in Python: until a
 connection has a large answer all go that way (``Plain``). From then on libnghttp2 frames and compresses headers and
-trailers, and is told of no DATA, and of no WINDOW_UPDATE either, for its windows would only ever grow (``Outgoing``;
-RFC 9113, 5.2 and 6.9).
+trailers, and is told of no DATA, and of no window either, for its windows would only ever grow (``Outgoing``; RFC 9113,
+5.2 and 6.9).
 """
 
 from __future__ import annotations
@@ -87,6 +87,14 @@ class Plain:
         """See ``Outgoing``."""
         size: int = self._h2.queued_body_size(stream_id)
         return size
+
+    def is_shut(self, stream_id: int) -> bool:
+        """Whether a window is, for which libnghttp2 waits with trailers, too."""
+        try:
+            left: int = min(self._h2.remote_window_size, self._h2.stream_remote_window_size(stream_id))
+        except ngh2.NGH2Error:  # it is over, which the next events will say
+            return False
+        return left <= 0
 
     def drop(self, stream_id: int) -> None:
         """See ``Outgoing``."""
@@ -196,6 +204,10 @@ class Outgoing:
         """Bytes that wait on a stream."""
         outlet = self._outlets.get(stream_id)
         return 0 if outlet is None else outlet.queued
+
+    def is_shut(self, stream_id: int) -> bool:
+        """Never: of what libnghttp2 knows no window is (see ``Frames``)."""
+        return False
 
     def drop(self, stream_id: int) -> None:
         """The stream is over: what waits is not sent."""
