@@ -207,6 +207,6 @@ def test_an_export_that_fails_prints_nothing(
     path = tmp_path / "unexported.pt"
     torch.jit.save(torch.jit.script(Unexported()), path)
     given = {"x": RNG.random((2, 3, 3)).astype(np.float32)}
-    with pytest.raises(InvalidRequest, match="torch cannot export unexported.pt to ONNX"):
+    with pytest.raises(InvalidRequest, match=r"torch cannot export unexported\.pt to ONNX"):
         wb.build(path, to="onnx", into=repository, example_inputs=given)
     assert capfd.readouterr().out == ""

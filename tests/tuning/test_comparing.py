@@ -227,6 +227,30 @@ def test_ctrl_c_while_the_models_are_asked_keeps_what_they_answered(server: wb.S
     assert found.verdict == "no verdict: no model was measured"
 
 
+def test_answers_are_compared_on_as_many_examples_as_asked_for_where_they_are_drawn(tmp_path: Path) -> None:
+    """A load sends 16 of them in turn."""
+    add(tmp_path, "exact", ms=0)
+    add(tmp_path, "coarse", ms=0, scale=1.01)
+    ranges = {"ranges": {"x": {"min": -1.0, "max": 1.0}}}
+    (tmp_path / "exact" / "example_inputs.json").write_text(json.dumps(ranges))
+    with wb.serve(tmp_path) as opened:
+        found = opened.compare(["exact", "coarse"], examples=40, store=None, **{**QUICK, "rounds": 2})
+    assert found["coarse"].drift is not None
+    assert found["coarse"].drift.examples == len(found.inputs) == 40
+
+
+def test_outputs_that_nothing_is_compared_with_are_told(tmp_path: Path) -> None:
+    add(tmp_path, "one", ms=0)
+    add(tmp_path, "two", ms=0)
+    config = tmp_path / "two" / "config.pbtxt"
+    config.write_text(config.read_text() + 'output { name: "z" data_type: TYPE_FP32 dims: 4 }\n')
+    source = tmp_path / "two" / "1" / "model.py"
+    source.write_text(source.read_text().replace("0)])", '0), pb_utils.Tensor("z", x)])'))
+    with wb.serve(tmp_path) as opened:
+        found = opened.compare(["two", "one"], store=None, **{**QUICK, "rounds": 2})
+    assert "note: one: 'two' answers z, too, which is compared with nothing of it: output_names=" in repr(found)
+
+
 def test_a_metric_that_fails_loses_nothing_that_was_measured(server: wb.Server) -> None:
     found = server.compare(
         ["exact", "coarse"], metric=lambda reference, other: reference["z"], store=None, **{**QUICK, "rounds": 2}

@@ -6,12 +6,13 @@ of every one, in an order drawn by the seed. Ratios are taken round by round, ag
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,10 @@ from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measurer, failed_point
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs, prepare
-from workbench.profiling.target import Target
+from workbench.profiling.target import Target, directory_of
 from workbench.profiling.verdict import MeasureOptions
+from workbench.protocol.tensors import InferenceRequest, Tensor
+from workbench.repository.example_inputs import FILE_NAME, Example, inputs_of, load_example_inputs
 from workbench.tuning.compare_result import (
     FIGURES,
     CompareResult,
@@ -40,13 +43,13 @@ from workbench.tuning.compare_result import (
 from workbench.tuning.drift import Drift, Metric, check_kinds, drift, matched_names
 from workbench.tuning.vectors import Kind
 
-if TYPE_CHECKING:
-    from workbench.protocol.tensors import InferenceRequest
-
 Ask = Callable[[str, Mapping[str, Any]], Mapping[str, NDArray[Any]]]
 """Asks a model once: (name, inputs by its own names) to its outputs."""
 
 Arrays = Mapping[str, NDArray[Any]]
+
+_MOST_BYTES = 2**28
+"""So large may the examples be that are drawn besides those of the load."""
 
 WELL_FILLED = 0.9
 """A backend that fills batches up to a size is not worth a word where so much of it was asked for."""
@@ -165,7 +168,7 @@ def compare(
             {metric: figure_over(blocks[name], metric) for metric in FIGURES},
             drift=drifts.get(name),
             startup=starts.get(name, Startup()),
-            notes=_notes(side, name, answers, blocks[name], stop.is_set()) if name in configs else (),
+            notes=_notes(side, name, answers, drifts.get(name), blocks[name], stop.is_set()) if name in configs else (),
             error=errors.get(name, ""),
         )
         for name in names
@@ -220,10 +223,16 @@ def _backend(config: Mapping[str, Any]) -> str:
 
 
 def _notes(
-    side: _Sides, name: str, answers: Mapping[str, Sequence[Arrays]], blocks: Sequence[Point], stopped: bool
-) -> tuple[str, ...]:
+    side: _Sides, name: str, answers: Mapping[str, Sequence[Arrays]], found: Drift | None, blocks: Sequence[Point],
+    stopped: bool,
+) -> tuple[str, ...]:  # fmt: skip
     """What is to be known of a model's figures."""
-    notes = [*side.notes(name), *_filled(side.configs[name], blocks), *_too_short(blocks)]
+    notes = [
+        *side.notes(name),
+        *_uncompared(side.reference, name, answers, found),
+        *_filled(side.configs[name], blocks),
+    ]
+    notes += _too_short(blocks)
     asked = len(side.inputs(name)) if name == side.reference else len(answers.get(side.reference, ()))
     counted = len(answers.get(name, ()))
     if 0 < counted < asked and not stopped:
@@ -231,6 +240,21 @@ def _notes(
     if len({point.epoch for point in blocks}) > 1:
         notes.append("its configuration was changed between blocks: the figures are of several configurations")
     return tuple(notes)
+
+
+def _uncompared(reference: str, name: str, answers: Mapping[str, Sequence[Arrays]], found: Drift | None) -> list[str]:
+    """Which outputs of the reference no drift is told of."""
+    if found is None:
+        return []
+    left = [output for output in answers[reference][0] if output not in {each.output for each in found.outputs}]
+    own = [output for output in answers[name][0] if output not in {each.name for each in found.outputs}]
+    if not left:
+        return []
+    others = f", nor its own {', '.join(own)} with anything" if own else ""
+    return [
+        f"'{reference}' answers {', '.join(left)}, too, which is compared with nothing of it{others}: output_names="
+        f"{{'{name}': {{REFERENCE'S NAME: ITS NAME}}}} says what belongs together"
+    ]
 
 
 def _filled(config: Mapping[str, Any], blocks: Sequence[Point]) -> list[str]:
@@ -347,18 +371,41 @@ def _against(measured: Mapping[str, ModelFigures], reference: str) -> tuple[Mode
 def _examples(
     target: Target, reference: str, config: Mapping[str, Any], load: Load, inputs: Inputs, count: int
 ) -> list[dict[str, NDArray[Any]]]:
-    """The inputs of the requests that the load sends to the reference, by its names, the same ones once."""
+    """The inputs of the requests that the load sends to the reference, by its names, the same ones once; where they are
+    the model's example inputs and fewer than ``count``, those that come after them, too."""
     prepared = prepare(target, reference, config, load, inputs)
 
     def arrays(request: InferenceRequest) -> dict[str, NDArray[Any]]:
         return {tensor.name: tensor.data for tensor in request.inputs}
 
     found: list[dict[str, NDArray[Any]]] = []
-    for request in prepared.requests:
+    own = inputs is None and not (load.inputs or load.trace or load.mix)
+    further = _further(target, reference, config, load, count) if own else ()
+    for request in itertools.chain(prepared.requests, further):
+        if len(found) >= count:
+            break
         given = arrays(request)
-        if len(found) < count and not any(_same(given, other) for other in found):
+        if not any(_same(given, other) for other in found):
             found.append(given)
     return found
+
+
+def _further(
+    target: Target, reference: str, config: Mapping[str, Any], load: Load, count: int
+) -> Iterator[InferenceRequest]:
+    """Requests of a model's example inputs, in their order: a load keeps a few of those that are drawn from ranges."""
+    directory = directory_of(target, reference)
+    if directory is None or not (directory / FILE_NAME).is_file() or config.get("sequence_batching"):
+        return
+    specs, optional = inputs_of(config)
+    rows = load.batch_size if int(config.get("max_batch_size", 0) or 0) > 0 else 0
+
+    def drawn(number: int) -> list[Example]:
+        return load_example_inputs(directory, specs, seed=load.seed, count=number, batch_size=rows, optional=optional)
+
+    size = sum(array.nbytes for array in drawn(1)[0].values())
+    for example in drawn(min(count, _MOST_BYTES // max(1, size))):
+        yield InferenceRequest(reference, [Tensor.from_numpy(name, array) for name, array in example.items()])
 
 
 def _same(a: Arrays, b: Arrays) -> bool:

@@ -15,10 +15,10 @@ from workbench.tuning.drift import OutputDrift
 class Built:
     """A model directory that was built.
 
-    ``drift`` is the difference to the source on example inputs, output by output as ``compare`` has it; where it could not be measured it is empty, and
-    ``unverified`` says why. ``verified`` says what was run. ``renamed`` are tensors whose names the target's convention
-    changes: old -> new. ``notes`` are what a person should know. ``trtexec`` is the equivalent command line, "" where
-    there is none.
+    ``drift`` is the difference to the source on example inputs, output by output as ``compare`` has it; where it could
+    not be measured it is empty, and ``unverified`` says why. ``verified`` says what was run. ``renamed`` are tensors
+    whose names the target's convention changes: old -> new. ``notes`` are what a person should know. ``trtexec`` is the
+    equivalent command line, "" where there is none.
     """
 
     name: str
