@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from engine_fixtures import EngineFactory
 from workbench.backends import registry
 from workbench.backends.conformance import Kit, ModelCase, conformance_problems
 from workbench.backends.registry import backend_names, backend_places, create_backend
+from workbench.config import ConfigDocument
 from workbench.errors import InvalidRequest
 from workbench.protocol.tensors import InferenceRequest, Tensor
 
@@ -150,3 +153,21 @@ def test_a_name_is_given_once() -> None:
         ("python", "doubler-backend 1.2", "the workbench"),
     }
     assert type(create_backend("python")).__name__ == "PythonBackend"
+
+
+def test_a_framework_that_is_missing_is_said_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.BACKENDS, "openvino", ("no_such_framework_here", "Backend"))
+    with pytest.raises(InvalidRequest, match="unable to find backend library for backend 'openvino'") as raised:
+        create_backend("openvino")
+    assert "No module named 'no_such_framework_here'" in raised.value.hint
+    assert "pip install 'serving-workbench[openvino]'" in raised.value.hint
+    monkeypatch.setattr("workbench.backends.pytorch.find_spec", lambda name: None)
+    backend = create_backend("pytorch")
+    assert backend.uses_gpus is False  # type: ignore[attr-defined]
+    context: Any = SimpleNamespace(config=ConfigDocument.parse(b'backend: "pytorch"').message)
+    with pytest.raises(InvalidRequest, match="unable to find backend library for backend 'pytorch'") as raised:
+        backend.open(context)
+    assert "torch is not installed" in raised.value.hint
+    assert "pip install 'serving-workbench[torch]'" in raised.value.hint

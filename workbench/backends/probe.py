@@ -73,6 +73,12 @@ def names() -> list[str]:
     return ["python", "ensemble", *_FRAMEWORKS, *others]
 
 
+def install_of(name: str) -> str:
+    """How the framework of a built-in backend is installed; "" for one that needs none."""
+    framework = _FRAMEWORKS.get(name)
+    return framework.install if framework is not None else ""
+
+
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None

@@ -6,12 +6,14 @@ AOTInductor and a ``model.py`` hold it and run each in a process of its own, as 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.backends.base import LoadedModel, ModelContext, ModelDescription
 from workbench.backends.model_files import model_file
-from workbench.backends.python import PythonBackend
+from workbench.backends.python import ENVIRONMENT_PARAMETER, PythonBackend
 from workbench.backends.pytorch_archive import archive_kind, check_compiled, compiled_for, describe_export
+from workbench.backends.registry import framework_missing
 from workbench.errors import NotReady
 
 CHILD = Path(__file__).parent / "pytorch_process" / "model.py"
@@ -28,7 +30,9 @@ class PyTorchBackend:
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether this build of torch can use GPUs."""
+        """Whether there is a build of torch that can use GPUs."""
+        if find_spec("torch") is None:
+            return False
         import torch
 
         return bool(torch.cuda.is_available())
@@ -54,8 +58,11 @@ class PyTorchBackend:
         """Opens a model version.
 
         Raises:
-            WorkbenchError: the file is missing or broken, or cannot run here; a parameter is wrong.
+            WorkbenchError: the file is missing or broken, or cannot run here; a parameter is wrong; there is no torch.
         """
+        # a model's own environment may have what the server's has not
+        if find_spec("torch") is None and ENVIRONMENT_PARAMETER not in context.config.parameters:
+            raise framework_missing(self.name, "torch")
         if _python_runtime(context):
             return _in_process(context, "model.py")
         path = _file(context)

@@ -109,7 +109,7 @@ def _made(name: str, load: Callable[[], Callable[[], Backend]], distribution: st
     except ImportError as error:
         what = f"{whose} cannot be imported: {error}"
         if not distribution:
-            what = f"its framework cannot be imported: {error}; `workbench doctor` says what to install"
+            what = f"its framework cannot be imported: {error}; {to_install(name)}"
         raise _missing(name, what) from error
     except Exception as error:
         if not distribution:
@@ -119,6 +119,18 @@ def _made(name: str, load: Callable[[], Callable[[], Backend]], distribution: st
     if lacking:
         raise _missing(name, f"{whose} gives a {type(backend).__name__}, which is no backend: no {', '.join(lacking)}")
     return backend
+
+
+def to_install(name: str) -> str:
+    """What to do where a built-in backend's framework is missing."""
+    from workbench.backends.probe import install_of
+
+    return f"{install_of(name) or 'workbench doctor says what to install'} (workbench doctor tells of all backends)"
+
+
+def framework_missing(name: str, module: str) -> InvalidRequest:
+    """The error of a model whose built-in backend has no framework here, found out without importing it."""
+    return _missing(name, f"its framework {module} is not installed; {to_install(name)}")
 
 
 def _missing(name: str, hint: str) -> InvalidRequest:
