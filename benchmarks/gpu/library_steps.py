@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import io
@@ -14,9 +15,12 @@ import numpy as np
 from gpu.served import ask, detector, drift, engine_over, put
 from gpu.steps import Failed, NotProved, Place, Step
 from workbench.backends.cuda_driver import CudaLibrary
+from workbench.backends.tensorrt_library import find_library
 from workbench.engine import InferenceEngine
+from workbench.errors import Unsupported
 
 _HANDLE_BYTES = 64
+_TENSORRT_MAJORS = (10, 11)
 
 
 def onnxruntime_cuda(place: Place) -> dict[str, Any]:
@@ -32,6 +36,7 @@ def onnxruntime_tensorrt(place: Place) -> dict[str, Any]:
     import onnxruntime
 
     _provider(onnxruntime, "TensorrtExecutionProvider", "onnxruntime-gpu, and TensorRT's libraries")
+    _tensorrt_library()  # builds of ONNX Runtime for GPUs name the provider whether it is there or not
     more = (
         'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" '
         'parameters { key: "precision_mode" value: "FP16" } } } }'
@@ -216,8 +221,18 @@ def _provider(onnxruntime: Any, name: str, package: str) -> None:
 
 
 def _any_tensorrt() -> None:
-    if not any(importlib.util.find_spec(name) for name in ("tensorrt", "tensorrt_rtx")):
-        raise NotProved("neither tensorrt nor tensorrt_rtx is installed")
+    try:
+        find_library()
+    except Unsupported as error:
+        raise NotProved(f"{error.message}: {error.hint}") from error
+
+
+def _tensorrt_library() -> None:
+    for major in _TENSORRT_MAJORS:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(f"libnvinfer.so.{major}")
+            return
+    raise NotProved("TensorRT's library (libnvinfer) is not on the library path: ONNX Runtime loads it from there")
 
 
 def _against_cpu(place: Place, more: str, most: float) -> dict[str, Any]:

@@ -67,6 +67,29 @@ def test_a_step_that_did_not_run_on_a_gpu_is_never_proved(gpu: Any, tmp_path: Pa
     assert broken.status == "failed"
 
 
+def test_what_is_not_installed_is_not_proved_though_a_package_names_it(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build of ONNX Runtime for GPUs lists TensorRT without its library; of TensorRT there may be bindings only."""
+    import gpu.library_steps as steps
+    import onnxruntime
+
+    from workbench.errors import Unsupported
+
+    def bindings_only(name: str | None = None) -> Any:
+        raise Unsupported("the package tensorrt cannot be imported: libnvinfer.so.10", hint="pip install tensorrt")
+
+    def nowhere(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["TensorrtExecutionProvider"])
+    monkeypatch.setattr(steps, "find_library", bindings_only)
+    monkeypatch.setattr(steps.ctypes, "CDLL", nowhere)
+    first, second = outcomes(gpu, tmp_path, steps.onnxruntime_tensorrt, steps.tensorrt_build)
+    assert (first.status, "libnvinfer" in first.reason) == ("not proved", True)
+    assert (second.status, "pip install tensorrt" in second.reason) == ("not proved", True)
+
+
 def test_a_step_that_hangs_ends_the_check(gpu: Any, tmp_path: Path) -> None:
     release = threading.Event()
 
