@@ -1,7 +1,7 @@
 """The samples of a search system: embeddings of queries and of documents, and a reranker in three steps.
 
 Queries are short and somebody waits (``qry_embedding_ts``, which is among the forms for torch); documents are many and
-nobody does (``ctx_embedding``, fed by ``workbench.samples.batch_worker``); ``reranker_ensemble`` orders what was found.
+nobody does (``ctx_embedding``, fed by ``workbench embed``); ``reranker_ensemble`` orders what was found.
 How they are kept from disturbing each other: ``docs/search_system.md``.
 """
 
