@@ -78,6 +78,19 @@ def test_one_process_serves_one_run_after_the_other() -> None:
     assert gone(pid)
 
 
+def test_a_generator_forgets_the_requests_of_the_runs_before() -> None:
+    """A long sweep is many runs of one process, which must not keep the messages and stamps of each."""
+    load = Load.closed(1, duration_s=0.02, max_duration_s=0.02, warmup_s=0, min_requests=0)
+    used = []
+    with ScriptedServer() as server, GeneratorProcess() as generator:
+        messages = http_messages(server.url, "/v2/models/m/infer", [(HEADERS, b"x" * 1_000_000)] * 32)
+        for _ in range(8):
+            generator.run(Job(load, server.url, "http", messages), lambda event: None)
+            assert generator.pid is not None
+            used.append(psutil.Process(generator.pid).memory_info().rss)
+    assert used[-1] - used[1] < 3 * 32_000_000, used
+
+
 def test_a_killed_generator_is_a_clear_error() -> None:
     with ScriptedServer() as server, GeneratorProcess() as generator:
         generator.start()

@@ -122,6 +122,7 @@ class LoadRun:
             drained = await self._drain()
         finally:
             gc.enable()
+            gc.unfreeze()  # the next run's collection frees what this one had: its messages, its book
             self._sending, self._gone = False, True
             if self._waker is not None:
                 self._waker.close()
