@@ -108,6 +108,17 @@ def test_errors_of_a_stream_are_failures_and_no_responses() -> None:
     assert point.first_response_n == point.n
 
 
+def test_a_broken_stream_fails_no_request_that_comes_after_it_on_its_connection() -> None:
+    with ScriptedServer() as server:
+        server.stream = lambda n: (0.0, "lost the thread")
+        classes = {"streams": Load.closed(1, streaming=True), "plain": Load.open(300, "constant")}
+        load = Load.classes(classes, **short(duration_s=0.4))
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+    assert point.classes["streams"].failed > 10
+    assert point.classes["plain"].n > 10
+    assert point.classes["plain"].failed == 0
+
+
 def test_a_stream_without_responses_is_an_answer() -> None:
     with decoupled(ScriptedServer()) as server:
         point = measure(ServerTarget(server.url), "m", Load.closed(2, **short(duration_s=0.2)), inputs=INPUTS)

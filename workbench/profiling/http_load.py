@@ -163,8 +163,7 @@ class HttpTransport:
     def _write(self, connection: _Connection, number: int, message: bytes, streaming: bool) -> None:
         connection.number = number
         connection.streaming = streaming
-        if streaming:
-            connection.events, connection.error = b"", None
+        connection.events, connection.error = b"", None
         self.recorder.sent[number] = self.recorder.clock()
         connection.transport.write(message)
 
