@@ -14,6 +14,9 @@ from served_echo import write_repository
 from workbench.config import to_json
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.profiling import Load, Measurer, measure
+from workbench.profiling.kernel_load import KernelLoad
+from workbench.profiling.plan import Plan
+from workbench.profiling.requests import Prepared
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 
@@ -95,6 +98,33 @@ def test_a_request_that_is_refused_does_not_hang(target: EngineTarget) -> None:
     assert point.failed > 2
     assert _only(point.errors) == "ValueError: nobody takes this"
     assert not point.valid
+
+
+def test_what_was_due_in_a_window_is_in_the_books_however_long_the_thread_stood_still() -> None:
+    """Else a stall at the end of a window would take away the very requests that it has delayed."""
+    stood_still_ns, taken = [0], [0]
+
+    def stand_still() -> None:
+        stood_still_ns[0] += 400_000_000
+
+    class AtOnce:
+        def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+            taken[0] += 1
+            on_response(InferenceResponse("m", 1))
+            if taken[0] == 30:  # 0.3 s after the start; while the load waits for what is due next
+                threading.Timer(0.002, stand_still).start()
+            return None
+
+    load = Load.open(100, "constant", warmup_s=0, duration_s=0.5, max_duration_s=0.5, min_requests=0, drain_s=1.0)
+    prepared = Prepared((InferenceRequest("m", []),), 1, "given", plan=Plan.plain(1))
+    run = KernelLoad(
+        AtOnce(), prepared, load, on_event=lambda event: None, clock=lambda: time.monotonic_ns() + stood_still_ns[0]
+    )
+    samples = run.run()
+    assert stood_still_ns[0]
+    assert len(samples.scheduled) == 50
+    assert samples.ok.all()
+    assert (samples.done - samples.scheduled).max() > 100_000_000
 
 
 def _only(errors: Mapping[str, int]) -> str:

@@ -75,6 +75,8 @@ class KernelLoad:
             if enough and recorder.known_well(begin, end, load.clients):
                 break
             self._until(min(longest, end + 2 * _TICK_NS))
+        if not self._stop.is_set():
+            self._send_arrivals(end)  # this thread may have stood still: what was due in the window is in the books
         self._sender.finish(end)
         self._on_event({"event": "window_end", "start": begin, "end": end})
         drained = self._drain(end)
@@ -142,17 +144,21 @@ class KernelLoad:
             self._sender.go_on(self._later.pop(0)[1], now)
         if self._later:
             wake = min(wake, self._later[0][0])
+        return min(wake, self._send_arrivals() or wake)
+
+    def _send_arrivals(self, until: int = 0) -> int:
+        """Sends what is due by now, with ``until`` only what was due before; gives when the next one is, 0: never."""
         while self._next < len(self._offsets):
             due: int = self._start + self._offsets[self._next]
-            if due > self._clock():
-                return min(wake, due)
+            if due > self._clock() or 0 < until <= due:
+                return due
             self._next += 1
             if self._recorder.in_flight >= self._load.max_in_flight:
                 text = f"not sent: {self._load.max_in_flight} requests were under way already"
                 self._sender.refuse(self._next - 1, due, text)
             else:
                 self._sender.arrive(self._next - 1, due)
-        return wake
+        return 0
 
     def _take(self, answer: _Answer) -> None:
         number, done, error, final = answer
