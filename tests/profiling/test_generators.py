@@ -21,6 +21,7 @@ from workbench.profiling.load import schedule
 from workbench.profiling.merging import Share, merge, share_out
 from workbench.profiling.plan import ClassPlan, Plan
 from workbench.profiling.recorder import Recorder
+from workbench.profiling.samples import MAX_TEXTS
 
 ONE = Plan.plain(1)
 
@@ -130,6 +131,18 @@ def test_samples_are_merged_with_their_errors_and_responses() -> None:
     assert merged.response_at.tolist() == [13, 43, 53]
     assert merged.cpu_s == 1.0
     assert [each["n"] for each in merged.extra["generators"]] == [3, 2]
+
+
+def test_more_error_texts_than_are_kept_are_not_counted_for_another_ones() -> None:
+    def failed(texts: list[str]) -> Samples:
+        at = np.arange(1, len(texts) + 1)
+        return Samples(at, at, at + 5, np.arange(1, len(texts) + 1, dtype=np.int32), texts, (0, 1000))
+
+    merged = merge([failed([f"a{n}" for n in range(MAX_TEXTS)]), failed(["b1", "b2", "a63"])]).errors()
+    assert merged["a62"] == 1
+    assert merged["a63"] == 2
+    assert sum(merged.values()) == MAX_TEXTS + 3
+    assert [count for text, count in merged.items() if "another" in text] == [2]
 
 
 def test_what_waited_for_its_sequence_is_no_lag_of_a_generator() -> None:

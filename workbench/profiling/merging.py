@@ -19,7 +19,7 @@ from workbench.profiling.arrivals import arrivals
 from workbench.profiling.intervals import nearest_rank
 from workbench.profiling.load import Load
 from workbench.profiling.plan import Plan
-from workbench.profiling.samples import MAX_TEXTS, OK, Samples
+from workbench.profiling.samples import MAX_TEXTS, OK, OTHER_TEXTS, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +184,14 @@ def _held(part: Samples) -> NDArray[np.bool_]:
 
 
 def _statuses(parts: Sequence[Samples]) -> tuple[list[str], NDArray[np.int32]]:
-    """All error texts, each once, and every request's status among them; beyond ``MAX_TEXTS`` the last is for all."""
+    """All error texts, each once, and every request's status among them; beyond ``MAX_TEXTS`` one is for all."""
     texts: dict[str, int] = {}
     columns = []
     for part in parts:
         codes = np.arange(len(part.texts) + 1, dtype=np.int32)
         for index, text in enumerate(part.texts):
-            known = texts.setdefault(text, len(texts) + 1) if text in texts or len(texts) < MAX_TEXTS else MAX_TEXTS
-            codes[index + 1] = known
+            kept = text in texts or len(texts) < MAX_TEXTS
+            codes[index + 1] = texts.setdefault(text if kept else OTHER_TEXTS, len(texts) + 1)
         columns.append(np.where(part.status > OK, codes[np.maximum(part.status, 0)], part.status).astype(np.int32))
     return list(texts), np.concatenate(columns)
 

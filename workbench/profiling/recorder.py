@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.clock import Clock
-from workbench.profiling.samples import MAX_TEXTS, OK, Samples
+from workbench.profiling.samples import MAX_TEXTS, OK, OTHER_TEXTS, Samples
 from workbench.profiling.stability import known_well, warm
 
 PENDING = -1
@@ -155,7 +155,7 @@ class Recorder:
         code = self._codes.get(text)
         if code is None:
             if len(self.texts) >= MAX_TEXTS:
-                text = f"(another of more than {MAX_TEXTS} different errors)"
+                text = OTHER_TEXTS
                 if text in self._codes:
                     return self._codes[text]
             self.texts.append(text)

@@ -15,6 +15,8 @@ OK = 0
 MAX_TEXTS = 64
 """How many different error texts are kept; the rest is counted under one text."""
 
+OTHER_TEXTS = f"(another of more than {MAX_TEXTS} different errors)"
+
 
 def _no_stamps() -> NDArray[np.int64]:
     return np.empty(0, np.int64)
