@@ -73,6 +73,28 @@ def test_an_open_loops_csv_and_columns_of_other_options(tmp_path: Path) -> None:
     assert any("does not write when a request was due" in note for note in point.notes)
 
 
+def test_columns_of_a_cache_and_of_gpus_are_read(tmp_path: Path) -> None:
+    """--collect-metrics --verbose-csv writes a value for each GPU; a cached model has two columns more."""
+    cached = HEAD.replace("Output,Client", "Output,Server Cache Hit,Server Cache Miss,Client")
+    row = "1,200,100,900,500,50,1500,50,20,30,0,3000,4000,5000,9000"
+    gpus = ",Avg GPU Utilization,Max GPU Memory Usage"
+    (point,) = wb.read_perf_analyzer(write_csv(tmp_path, f"{cached}{gpus}\n{row},gpu_0:0.33;gpu_1:0.5;,gpu_0:9;,\n"))
+    assert (point.cache_hit_ms, point.cache_miss_ms) == (0.02, 0.03)
+    assert point.mean_ms == pytest.approx(3.15), "hits and misses are part of it"
+    assert "left out: Avg GPU Utilization, Max GPU Memory Usage" in point.notes
+    (told,) = wb.read_perf_analyzer(write_csv(tmp_path, f"{cached},Avg latency\n{row},3333\n"))
+    assert told.mean_ms == 3.333
+    capped = row.replace(",900,", ",0,")  # its rest is never below 0, so the parts say no mean
+    assert math.isnan(wb.read_perf_analyzer(write_csv(tmp_path, f"{cached}\n{capped}\n"))[0].mean_ms)
+
+
+def test_a_rate_that_the_csv_has_rounded_is_that_of_the_export(tmp_path: Path) -> None:
+    text = f"{HEAD.replace('Concurrency', 'Request Rate')}\n33.3333,{ROWS.splitlines()[0].partition(',')[2]}\n"
+    export = write_export(tmp_path, experiment("request_rate", 100 / 3))
+    (point,) = wb.read_perf_analyzer(write_csv(tmp_path, text), export=export)
+    assert point.queue_ms == 0.5
+
+
 def test_an_export_is_reckoned_anew_over_its_last_three_windows(tmp_path: Path) -> None:
     (point,) = wb.read_perf_analyzer(write_export(tmp_path, experiment()), model="m")
     assert point.n == 600

@@ -37,8 +37,14 @@ _SERVER = {
     "Server Compute Infer": "compute_infer_ms",
     "Server Compute Output": "compute_output_ms",
 }
-_CLIENT = ("Client Send", "Network+Server Send/Recv", "Client Recv")
+_CACHE = {"Server Cache Hit": "cache_hit_ms", "Server Cache Miss": "cache_miss_ms"}
+"""Columns that it writes of a model with a response cache only."""
+_REST = "Network+Server Send/Recv"
+_CLIENT = ("Client Send", _REST, "Client Recv")
+_MEAN = "Avg latency"
 _KNOWN_PERCENTILES = ("p50", "p90", "p95", "p99")
+_READ = {"Concurrency", "Request Rate", "Inferences/Second", _MEAN, *_SERVER, *_CACHE, *_CLIENT}
+_READ |= {f"{name} latency" for name in _KNOWN_PERCENTILES}
 _SAID_ELSEWHERE = {"request/response", "response wait"}
 """Columns of ``--verbose-csv`` that are sums of others."""
 
@@ -132,22 +138,42 @@ def _of_csv(path: Path, text: str, model: str, options: Mapping[str, Any]) -> li
         if row[0].strip() == heads[0]:  # appended to by another run
             continue
         try:
-            cells = {head: float(cell) for head, cell in zip(heads, row, strict=False) if cell.strip() and head}
+            pairs = [(head, cell) for head, cell in zip(heads, row, strict=False) if cell.strip() and head]
+            cells = {head: _number(head, cell) for head, cell in pairs}
             points.append(_csv_point(path, model, _load(mode, cells.pop(heads[0]), options), cells))
         except (ValueError, KeyError) as error:
             raise InvalidRequest(f"line {number} cannot be read: {error}", where=str(path)) from error
     return points
 
 
+def _number(head: str, cell: str) -> float:
+    """A cell; nan for what is no number in a column that is left out (of GPUs: ``UUID:VALUE;UUID:VALUE;``)."""
+    try:
+        return float(cell)
+    except ValueError:
+        if head in _READ:
+            raise
+        return math.nan
+
+
+def _mean_us(cells: Mapping[str, float]) -> float:
+    """As it says itself (``--verbose-csv``), else the sum of its parts; not where one of them was cut off at 0."""
+    if _MEAN in cells:
+        return cells[_MEAN]
+    if cells.get(_REST) == 0:
+        return math.nan
+    parts = [cells.get(name, math.nan) for name in (*_CLIENT, *_SERVER)]
+    return sum(parts) + sum(cells.get(name, 0.0) for name in _CACHE)
+
+
 def _csv_point(path: Path, model: str, load: Load, cells: dict[str, float]) -> Point:
     fields: dict[str, Any] = {"throughput": cells.pop("Inferences/Second")}
-    parts = [cells.get(name, math.nan) for name in (*_CLIENT, *_SERVER)]
-    fields["mean_ms"] = sum(parts) / 1000
-    fields |= {ours: cells.pop(name) / 1000 for name, ours in _SERVER.items() if name in cells}
+    fields["mean_ms"] = _mean_us(cells) / 1000
+    fields |= {ours: cells.pop(name) / 1000 for name, ours in (_SERVER | _CACHE).items() if name in cells}
     for name in _KNOWN_PERCENTILES:
         value = cells.pop(f"{name} latency", math.nan) / 1000
         fields |= {f"{name}_ms": value, f"sent_{name}_ms": value}
-    left = [name for name in cells if name not in _CLIENT and name not in _SAID_ELSEWHERE]
+    left = [name for name in cells if name not in _CLIENT and name not in _SAID_ELSEWHERE and name != _MEAN]
     notes = ["its CSV does not say how many requests there were, so there are no intervals"]
     notes += [f"left out: {', '.join(left)}"] if left else []
     return _point(path, model, load, notes, valid=True, stable=True, **fields)
@@ -203,11 +229,13 @@ def _samples(sent: Iterable[int], answers: Sequence[Sequence[int]], window: tupl
 
 def _joined(points: Sequence[Point], raw: Sequence[Point], path: Path) -> list[Point]:
     """The latencies of the JSON with the server's side of the CSV, load by load."""
-    key: Callable[[Point], Any] = lambda point: (point.load.kind, point.concurrency, point.rate)  # noqa: E731
+    # The CSV has six digits of a rate.
+    key: Callable[[Point], Any] = lambda point: (point.concurrency, f"{point.rate or 0:.6g}")  # noqa: E731
     by_load = {key(point): point for point in points}
     if set(by_load) != {key(point) for point in raw}:
         loads = [", ".join(point.load.label for point in each) or "none" for each in (points, raw)]
         raise InvalidRequest(
             "the two files are not of one run", where=str(path), hint=f"the CSV has {loads[0]}; the JSON {loads[1]}"
         )
-    return [replace(point, **{name: getattr(by_load[key(point)], name) for name in _SERVER.values()}) for point in raw]
+    ours = (*_SERVER.values(), *_CACHE.values())
+    return [replace(point, **{name: getattr(by_load[key(point)], name) for name in ours}) for point in raw]
