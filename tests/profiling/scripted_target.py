@@ -233,6 +233,10 @@ class ScriptedTarget(ServerTarget):
         self.server.config = {**self.server.config, **applied}
         self._epoch += 1
 
+    def reloaded(self) -> None:
+        """Somebody else has loaded the model."""
+        self._epoch += 1
+
     def restore(self, model: str) -> None:
         if self._original is not None:
             self.calls.append("restore")

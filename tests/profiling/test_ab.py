@@ -246,6 +246,31 @@ def test_a_configuration_that_cannot_be_put_back_is_said() -> None:
     assert result.comparisons["throughput"].pairs == 2  # what was measured is kept
 
 
+class Taken(ScriptedTarget):
+    """A server that has taken the model back by the end of the third block."""
+
+    asked = 0
+
+    def hold(self, models: Any, doing: str) -> None:
+        self.calls.append(("hold", list(models)))
+
+    def lost(self) -> str:
+        self.asked += 1
+        return "'m' is not yours any more" if self.asked >= 3 else ""
+
+
+@pytest.mark.parametrize("b", [{"max_batch_size": 4}, {}])
+def test_a_model_that_is_lost_in_the_middle_ends_it_in_words(b: dict[str, Any]) -> None:
+    with ScriptedServer(lambda n: 0.004) as server:
+        target = Taken(server)
+        result = ab(target, "m", {}, b, BLOCK, inputs=INPUTS, options=QUICK)
+    assert target.calls[0] == ("hold", ["m"]), "also where nothing is set: nobody else may change it meanwhile"
+    assert "'m' is not yours any more" in result.verdict
+    assert len(result.blocks) == 3
+    assert [bool(block.point.error) for block in result.blocks] == [False, False, True]
+    assert [block.pair for block in result.blocks] == [0, 0, 1]
+
+
 @pytest.mark.parametrize("how", ["stop", "interrupt"])
 def test_ended_early_it_keeps_what_was_measured(how: str) -> None:
     stop = threading.Event()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from scripted_target import INPUTS, ScriptedServer, ScriptedTarget
 
 from workbench.profiling import Load, Measurer, ServerTarget, measure, sweep
 from workbench.profiling.interrupting import do_all, interrupt_stops
+from workbench.records.runs import Run, RunStore
 
 LONG = Load.closed(2, duration_s=60, warmup_s=0.0, drain_s=2.0)
 
@@ -74,6 +76,26 @@ def test_an_interrupted_sweep_keeps_the_point_that_was_under_way() -> None:
     assert result[0].n > 10
     assert result[1].n > 10
     assert "stopped before its end" in result[1].reasons[0]
+
+
+def test_an_interrupt_while_a_point_is_stored_loses_it_neither_here_nor_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Run.add_point
+
+    def interrupted(run: Run, *given: Any, **more: Any) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(run, *given, **more)
+
+    monkeypatch.setattr(Run, "add_point", interrupted)
+    short = Load.closed(2, duration_s=0.1, max_duration_s=0.1, warmup_s=0.0, min_requests=0)
+    with ScriptedServer(lambda n: 0.002) as server:
+        store = RunStore(tmp_path)
+        result = sweep(ScriptedTarget(server), "m", {}, [short, short], inputs=INPUTS, store=store)
+    assert result.stopped
+    assert len(result) == 1
+    with store.open(result.run_id) as run:
+        assert [row["throughput"] for row in run.points()] == [result[0].throughput]
 
 
 def test_somebody_elses_handler_is_left_alone() -> None:

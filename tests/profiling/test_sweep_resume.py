@@ -142,3 +142,31 @@ def test_what_failed_or_was_cut_short_is_measured_and_takes_its_place(
     with store.open(first.run_id) as run:
         rows = [(row["settings"]["max_batch_size"], bool(row["error"])) for row in run.points()]
     assert sorted(rows) == [(7, False), (8, False)], "one row a place"
+
+
+def test_the_time_left_of_a_resumed_sweep_is_that_of_the_points_to_measure(
+    server: ScriptedServer, files: Path, tmp_path: Path
+) -> None:
+    store = RunStore(tmp_path / "runs")
+    target = ScriptedTarget(server, repositories=[files])
+    first = sweep(target, "m", {"max_batch_size": [4, 8]}, [LOAD], inputs=INPUTS, store=store)
+    heard: list[Progress] = []
+    options = SweepOptions(resume=first.run_id)
+    grid = {"max_batch_size": [4, 8, 16, 32]}
+    sweep(target, "m", grid, [LOAD], inputs=INPUTS, store=store, options=options, on_progress=heard.append)
+    assert [progress.done for progress in heard] == [0, 1, 2, 3, 4]
+    assert heard[2].eta_s > 2 * LOAD.duration_s, "two were there already, two take their time"
+    assert heard[-1].eta_s == 0
+
+
+def test_a_model_that_somebody_loads_between_two_points_is_set_again(server: ScriptedServer) -> None:
+    target = ScriptedTarget(server)
+    before = server.config
+
+    def told(progress: Progress) -> None:
+        if progress.done == 1:  # somebody loads it as it was: both points of a configuration must have it
+            server.config = before
+            target.reloaded()
+
+    result = sweep(target, "m", {"max_batch_size": [4]}, [LOAD, LOAD], inputs=INPUTS, on_progress=told)
+    assert [point.config["max_batch_size"] for point in result] == [4, 4]

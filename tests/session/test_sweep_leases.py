@@ -137,6 +137,27 @@ def test_a_lease_that_was_lost_ends_the_sweep_with_what_was_measured(
     assert len(result) < 3
     assert not any(point.valid for point in result)
     assert process.config("double").text == before
+    assert result.restored, "the server has put it back by itself"
+
+
+def test_what_somebody_applies_after_a_lost_lease_is_not_called_restored(
+    process: WorkbenchServer, other: WorkbenchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.session.measuring.Hold.__init__.__kwdefaults__", {"ttl_s": 0.4})
+    silent = _silent_until_lost(process.control)
+
+    def renew(model: str, lease: str) -> None:
+        if not process.control.leases() and delay_of(process) != 31:
+            other.configure("double", f"{DELAY}=31")
+        silent(model, lease)
+
+    monkeypatch.setattr(process.control, "renew_lease", renew)
+    result = process.sweep("double", {DELAY: [70, 80, 90]}, concurrency=1, **{**QUICK, "duration_s": 0.8})
+    assert isinstance(result, SweepResult)
+    assert not result.restored
+    assert "could not be restored: what is loaded is not what was there" in result.error
+    assert delay_of(process) == 31, "theirs is not overwritten"
+    process.revert("double")
 
 
 def _silent_until_lost(control: Any) -> Callable[[str, str], None]:

@@ -25,7 +25,7 @@ from workbench.profiling.requests import Inputs
 from workbench.profiling.resume import PointKeys
 from workbench.profiling.samples import Samples
 from workbench.profiling.settings import by_model
-from workbench.profiling.target import Configurable
+from workbench.profiling.target import Configurable, lost_of
 from workbench.profiling.verdict import MeasureOptions
 from workbench.records import RecordColumns
 
@@ -137,6 +137,7 @@ class Bench:
         self._keys = PointKeys(target, work.model, work.inputs, work.content, sent_from=place.where if place else "")
         self._measurer = Measurer(target, work.model, inputs=work.inputs, stop=stop, options=work.measure, place=place)
         self._applied: Mapping[str, Any] | None = None
+        self._epochs: Mapping[str, int | None] = {}
         self._refused = ""
         self._unreachable = 0
         self.gone = ""
@@ -163,7 +164,7 @@ class Bench:
             outcome = self._failed(item, text_of(error))
             self.gone = text_of(error) if isinstance(error, ConnectionFailed) else ""
         self._unreachable = self._unreachable + 1 if self.gone else 0
-        if lost := self._lost():
+        if lost := lost_of(self._target):
             self.broken = lost
             return outcome if self.gone else self._failed(item, lost)
         if self._unreachable >= 2:
@@ -175,7 +176,8 @@ class Bench:
         self._measurer.close()
 
     def _apply(self, settings: Mapping[str, Any]) -> bool:
-        if self._applied is not None and self._applied == settings:
+        # Somebody may have loaded a model anew since: then the settings are not in it any more.
+        if self._applied is not None and self._applied == settings and self._epochs_now(settings) == self._epochs:
             return True
         self._applied, self._refused = dict(settings), ""
         try:
@@ -185,11 +187,19 @@ class Bench:
             self.broken = error.message
             return False
         except WorkbenchError as error:
-            if self._lost():
-                self.broken = self._lost()
+            if lost := lost_of(self._target):
+                self.broken = lost
                 return False
             self._refused = f"the configuration was refused: {error.message}"
+        self._epochs = self._epochs_now(settings)
         return True
+
+    def _epochs_now(self, settings: Mapping[str, Any]) -> Mapping[str, int | None]:
+        """The configurations that the swept models have now, by their numbers."""
+        try:
+            return {model: self._target.epoch(model) for model in by_model(settings, self._work.model)}
+        except WorkbenchError:
+            return self._epochs  # measuring will say why
 
     def _known_key(self, item: Item) -> str:
         """The item's key, if it is among the known ones."""
@@ -234,11 +244,6 @@ class Bench:
 
     def _failed(self, item: Item, why: str) -> Outcome:
         return Outcome(item, failed_point(self._work.model, item.load, item.settings, why))
-
-    def _lost(self) -> str:
-        """Why the server has taken a model back, if it has: what is measured from then on is of no configuration."""
-        tell = getattr(self._target, "lost", None)
-        return str(tell()) if tell is not None else ""
 
 
 class LocalExecutor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from workbench.errors import ConnectionFailed, NotReady, WorkbenchError
@@ -48,11 +48,14 @@ class Hold:
     Args:
         desk: where they are taken.
         ttl_s: how long a lease lasts without a sign of life; one is given four times as often.
+        read: what is loaded of a model, to be compared; None where the desk itself looks at that.
     """
 
-    def __init__(self, desk: Desk, *, ttl_s: float = TTL_S) -> None:
+    def __init__(self, desk: Desk, *, ttl_s: float = TTL_S, read: Callable[[str], Any] | None = None) -> None:
         self._desk = desk
         self._ttl_s = ttl_s
+        self._read = read
+        self._before: dict[str, Any] = {}
         self._leases: dict[str, str] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -68,12 +71,16 @@ class Hold:
         """
         holder = Holder.this_process(doing).to_json()
         taken: list[str] = []
+        if not self._leases:
+            self.lost = ""  # what was lost was another sweep's
         try:
             for model in sorted(set(models) - self._leases.keys()):  # in one order: two sweeps cannot take half each
                 lease = self._desk.lease(model, holder, self._ttl_s)
                 with self._lock:
                     self._leases[model] = lease
                 taken.append(model)
+                if self._read is not None:
+                    self._before[model] = self._read(model)
         except BaseException:
             for model in taken:
                 self.release(model)
@@ -104,13 +111,28 @@ class Hold:
         if lease is None:
             return
         complaint = self._desk.release_lease(model, lease)
+        before = self._before.pop(model, None)
         with self._lock:
             self._leases.pop(model, None)
             if not self._leases:
                 self._wake.set()
                 self._thread = None
+        if not complaint and self._read is not None and before is not None:
+            complaint = self._changed(model, before, self._read)
         if complaint:
             raise NotReady(complaint)
+
+    @staticmethod
+    def _changed(model: str, before: Any, read: Callable[[str], Any]) -> str:
+        """Whether something else is loaded than there was: a lease that was lost, or a load, lets others in."""
+        try:
+            if read(model) == before:
+                return ""
+        except ConnectionFailed:
+            raise
+        except WorkbenchError as error:
+            return f"somebody else has unloaded it meanwhile ({error.message})"
+        return "what is loaded is not what was there: somebody else has changed it, and that stays"
 
     def check(self) -> str:
         """Why a model is not held any more, though it was not given back; empty while all is well.

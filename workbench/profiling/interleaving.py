@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.errors import InvalidRequest, NotReady, WorkbenchError
 from workbench.profiling.ab_verdict import (
     METRICS,
     Comparison,
@@ -31,7 +31,7 @@ from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
 from workbench.profiling.settings import by_model, short_name
 from workbench.profiling.sweep_result import write_point
-from workbench.profiling.target import Configurable
+from workbench.profiling.target import Configurable, lost_of
 from workbench.profiling.verdict import MeasureOptions
 from workbench.records.runs import RunStore
 
@@ -181,24 +181,25 @@ class Interleaver:
         self._on_block = on_block
         self._metric = self._options.metric or deciding_metric(load)
         self.blocks: list[Block] = []
+        self.pair = 0
+        """The number of the pair that is being measured."""
 
     def run(self) -> None:
         """Measures until it is decided; what has been measured is in ``blocks``, also when this raises."""
         plan = looks(self._options.pairs, self._options.max_pairs)
         order = random.Random(self._options.seed)
-        pair = 0
         for target in plan:
             while len(self._pairs()) < target:
                 # A pair that is not valid is measured again, but not for ever: the machine may stay busy.
-                if self._stop.is_set() or pair >= 2 * self._options.max_pairs:
+                if self._stop.is_set() or self.pair >= 2 * self._options.max_pairs:
                     return
                 sides = list(self._sides)
                 order.shuffle(sides)
                 for side in sides:
                     if self._stop.is_set():
                         return
-                    self._keep(Block(side.name, pair, self._measure(side, self._of_pair(pair))))
-                pair += 1
+                    self._keep(Block(side.name, self.pair, self._measure(side, self._of_pair(self.pair))))
+                self.pair += 1
             if self.compare()[self._metric].faster:
                 return
 
@@ -286,7 +287,10 @@ def ab(
 
         def measure(side: Side, load: Load) -> Point:
             switch.to(side)
-            return measurers[side.model].measure(load, side.settings)
+            point = measurers[side.model].measure(load, side.settings)
+            if lost := lost_of(target):
+                raise NotReady(lost)
+            return point
 
         run = Interleaver(*sides, block, measure, options=options, stop=stop, on_block=on_block)
         error, complaints = "", list[str]()
@@ -299,8 +303,7 @@ def ab(
         except WorkbenchError as broke:
             error = f"{switch.now} could not be measured: {broke.message}"
             failed = next(side for side in sides if side.name == switch.now)
-            pair = run.blocks[-1].pair if run.blocks else 0
-            run.blocks.append(Block(failed.name, pair, failed_point(failed.model, block, failed.settings, error)))
+            run.blocks.append(Block(failed.name, run.pair, failed_point(failed.model, block, failed.settings, error)))
         finally:
             complaints = switch.back()
     error = "; ".join([*([error] if error else []), *complaints])
@@ -320,9 +323,9 @@ class _Switch:
         self.now: Name = "A"
 
     def hold(self) -> None:
-        """Takes the models, where the server can keep others off them."""
+        """Takes the models, where the server can keep others off them: also where nothing is set."""
         hold = getattr(self._target, "hold", None)
-        if hold is not None and self._changed:
+        if hold is not None:
             hold(self._models, f"A/B of '{self._models[0]}'")
 
     def to(self, side: Side) -> None:
@@ -348,6 +351,6 @@ class _Switch:
             text = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
             complaints.append(f"the configuration of '{self._models[index]}' could not be restored: {text}")
 
-        if self._changed:
+        if self._changed or hasattr(self._target, "hold"):
             do_all([partial(self._target.restore, model) for model in self._models], failed)
         return complaints

@@ -11,6 +11,7 @@ from typing import Any
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.profiling.executing import Executor, Item, LocalExecutor, Outcome, Work, text_of
+from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.requests import Inputs
@@ -134,7 +135,7 @@ class Sweeper:
         self._store = store
         self._on_progress = on_progress
         self._stop = stop if stop is not None else threading.Event()
-        self._began = 0
+        self._began = self._measured = 0
         self._resumed = Resumed()
         self._run: Run | None = None
         self._unstored = ""
@@ -165,7 +166,8 @@ class Sweeper:
             self._executor.open(work, self._stop)
             self._run = self._open_run()
             self._tell(None)
-            error = self._executor.run(self._items, self._resumed.keys, self._take)
+            with interrupt_stops(self._stop):  # also while a point is being stored
+                error = self._executor.run(self._items, self._resumed.keys, self._take)
             stopped = self._stop.is_set()
         except KeyboardInterrupt:
             stopped = True
@@ -212,6 +214,7 @@ class Sweeper:
             known = self._resumed.find(outcome.key)
             assert known is not None, "only known keys are taken as they are"
             point = replace(known, settings=dict(item.settings))
+        self._measured += outcome.point is not None
         self._order[item.number] = len(self.points)
         self.points.append(point)
         run = self._run
@@ -234,11 +237,11 @@ class Sweeper:
         if self._on_progress is None:
             return
         done, left = len(self.points), self.total - len(self.points)
-        if done:
-            each = (self._options.clock() - self._began) / 1e9 / done
+        if self._measured:  # what a run that is resumed had already took no time
+            each = (self._options.clock() - self._began) / 1e9 / self._measured
             eta = each * left
         else:
-            loads = [item.load for item in self._items]
+            loads = [item.load for item in self._items if item.number not in self._order]
             eta = sum(load.warmup_s + load.duration_s + _OVERHEAD_S for load in loads)
         self._on_progress(Progress(done, self.total, eta, point))
 

@@ -144,7 +144,7 @@ class WorkbenchTarget(ServerTarget):
         super().__init__(url, client=HttpClient(url, token), repositories=repositories, pid=pid)
         self._owned = True
         self.control = ControlClient(url, token)
-        self._held = Hold(self.control)
+        self._held = Hold(self.control, read=lambda model: self.control.config(model)["text"])
         if pid is None:
             found = self.control.capabilities().get("pid")
             self.pid = int(found) if found is not None else None
@@ -188,6 +188,12 @@ def directory_of(target: Target, model: str) -> Path | None:
     finder = getattr(target, "model_directory", None)
     found = finder(model) if finder is not None else None
     return Path(found) if found is not None else None
+
+
+def lost_of(target: Target) -> str:
+    """Why the server has taken a model back, if it has: what is measured from then on is of no configuration."""
+    tell = getattr(target, "lost", None)
+    return str(tell()) if tell is not None else ""
 
 
 def pid_of(target: Target) -> int | None:

@@ -55,7 +55,8 @@ class SessionTarget:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._held = Hold(_desk(server))
+        own = not isinstance(server, TritonServer)  # of a remote one the journal knows what was there
+        self._held = Hold(_desk(server), read=(lambda model: server.config(model).text) if own else None)
 
     @property
     def url(self) -> str:
