@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from typing import Any
 
 import numpy as np
@@ -208,7 +209,7 @@ def test_a_large_message_is_not_copied() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.binary(max_size=40), max_size=5), st.integers(1, 9))
+@given(st.lists(st.binary(max_size=40), max_size=5), st.integers(1, 200))
 def test_messages_in_pieces(contents: list[bytes], step: int) -> None:
     stream = b"".join(b"\0" + len(each).to_bytes(4, "big") + each for each in contents)
     assembler = Assembler(lambda size: None)
@@ -217,6 +218,13 @@ def test_messages_in_pieces(contents: list[bytes], step: int) -> None:
         found += [bytes(message) for _, message in assembler.add(stream[start : start + step])]
     assert found == contents
     assert not assembler.inside
+
+
+def test_many_messages_in_one_piece_cost_what_their_bytes_cost() -> None:
+    """Not the square of it, which a client could use to keep the server busy."""
+    began = time.process_time()
+    assert len(Assembler(lambda size: None).add(bytes(5 * 200_000))) == 200_000
+    assert time.process_time() - began < 5, "0.3 s, or half a minute"
 
 
 def test_the_size_of_a_message_is_told_before_it_is_here() -> None:

@@ -44,6 +44,9 @@ def use(url: str, credentials: grpc.ChannelCredentials) -> None:
         assert values_of(stub.ModelInfer(request("echo", *large), timeout=20)) == large
         answers = stub.ModelStreamInfer(iter([request("repeat", 3), request("echo", 9)]), timeout=20)
         assert sorted(values_of(answer.infer_response)[0] for answer in answers) == [0, 1, 2, 9]
+        sizes = (200_000, 1, 50_000, 3, 200_000)  # large and small ones in turn
+        answers = stub.ModelStreamInfer((request("echo", *large[:size]) for size in sizes), timeout=20)
+        assert [values_of(answer.infer_response) for answer in answers] == [large[:size] for size in sizes]
 
 
 def test_one_port_for_single_calls_and_streams(tmp_path: Path, start: Callable[..., Any], certificates: Path) -> None:

@@ -28,7 +28,7 @@ from workbench.server.grpc_frames import data_head, window_update
 from workbench.server.grpc_options import GrpcLimits, GrpcOptions, KeepAlive
 
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, END_HEADERS, ACK = 1, 4, 1
+END_STREAM, END_HEADERS, PADDED, ACK = 1, 4, 8, 1
 MOST = 2**31 - 1
 OPTIONS = ServerOptions(name="windows", exit_timeout_s=5.0)
 
@@ -64,9 +64,18 @@ class Counting:
         self.settle(first_window)
 
     def settle(self, first_window: int) -> None:
-        """Says how large windows are at first; it counts from the acknowledgement on."""
+        """Says how large windows are at first."""
+        self.socket.sendall(self.settling(first_window))
+
+    def settling(self, first_window: int) -> bytes:
+        """The frame that says it; it counts from the acknowledgement on."""
         self._said.append(first_window)
-        self.socket.sendall(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, first_window)))
+        return frame(SETTINGS, 0, 0, struct.pack(">HI", 4, first_window))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was said of first windows is acknowledged."""
+        return not self._said
 
     def call(self, stream: int, method: str, *messages: bytes, end: bool = True) -> None:
         fields = {
@@ -89,11 +98,15 @@ class Counting:
         self.socket.sendall(frame(DATA, END_STREAM, stream))
 
     def grow(self, stream: int, size: int) -> None:
+        self.socket.sendall(self.growing(stream, size))
+
+    def growing(self, stream: int, size: int) -> bytes:
+        """The frame that makes a window larger, of a call or (0) of all."""
         if stream:
             self.windows[stream] += size
         else:
             self.window += size
-        self.socket.sendall(window_update(stream, size))
+        return window_update(stream, size)
 
     def read(self) -> int:
         """The next frame; its kind."""
@@ -130,7 +143,7 @@ class Counting:
 
     def settled(self) -> None:
         """Waits until all that was said of first windows is acknowledged."""
-        while self._said:
+        while not self.is_settled:
             self.read()
 
     def take(self, stream: int, size: int) -> None:
@@ -249,13 +262,54 @@ def test_windows_that_change_all_the_time(served: RunningServer, seed: int) -> N
                     client.read()
             # no window may be made larger than the largest, nor may one that is not acknowledged yet
             room = MOST - max(client.windows.values()) + client.first_window
-            if not client._said and not chance.randrange(4):
+            if client.is_settled and not chance.randrange(4):
                 client.settle(max(0, min(room, chance.choice((0, 0, 100, 5000, 65_535, 1 << 20, MOST)))))
             if client.window < 1 << 20:
                 client.grow(0, chance.choice((1, 999, 70_000, 400_000)))
             stream = chance.choice([each for each in asked if each not in client.ended] or [1])
-            if not client._said and client.windows[stream] < 30_000:
+            if client.is_settled and client.windows[stream] < 30_000:
                 client.grow(stream, chance.choice((1, 300, 10_000, 60_000)) + max(0, -client.windows[stream]) // 2)
+            assert not client.gone_away
+        assert {stream: client.counts(stream) for stream in asked} == asked
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_large_messages_both_ways_on_calls_that_run_together(served: RunningServer, seed: int) -> None:
+    """In frames of any size, some padded, cut anywhere, while the windows of both sides change."""
+    chance = random.Random(seed)
+    with Counting(served.grpc_url, chance.choice((0, 3000, 65_535))) as client:
+        client.settled()
+        asked, left = {}, {}
+        for stream in (1, 3, 5):
+            asked[stream] = [chance.choice((1, 3, 500, 20_000, 60_000, 120_000)) for _ in range(6)]
+            messages = [request("echo", *range(count)).SerializeToString() for count in asked[stream]]
+            left[stream] = b"".join(framed(message) for message in messages)
+            client.call(stream, "ModelStreamInfer", end=False)
+            client.room[stream] = 65_535
+        unsent = b""
+        while len(client.ended) < len(asked):
+            while client.may_read(0.002 * chance.randrange(2)):
+                client.read()
+            for stream, window in client.windows.items():
+                if window < 20_000 and stream not in client.ended and client.is_settled:
+                    unsent += client.growing(stream, chance.choice((1000, 60_000)) + max(0, -window))
+            if client.window < 200_000:
+                unsent += client.growing(0, 400_000)
+            if client.is_settled and not chance.randrange(20):
+                unsent += client.settling(chance.choice((0, 700, 65_535, 1 << 20)))
+            for stream in chance.sample(sorted(left), len(left)):
+                padding = chance.choice((0, 0, 1, 200))
+                size = min(len(left[stream]), chance.choice((1, 9, 5000, 16_000)), client.room[stream] - padding - 1)
+                if size > 0:
+                    piece, left[stream] = left[stream][:size], left[stream][size:]
+                    flags, payload = (PADDED, bytes((padding,)) + piece + bytes(padding)) if padding else (0, piece)
+                    client.room[stream] -= len(payload)
+                    unsent += frame(DATA, flags | END_STREAM * (not left[stream]), stream, payload)
+                if not left[stream]:
+                    del left[stream]
+            kept = chance.choice((0, 5, 11, 3000))
+            client.socket.sendall(unsent[: len(unsent) - kept])
+            unsent = unsent[max(0, len(unsent) - kept) :]
             assert not client.gone_away
         assert {stream: client.counts(stream) for stream in asked} == asked
 
