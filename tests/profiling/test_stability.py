@@ -207,6 +207,16 @@ def test_littles_law_is_held_by_honest_books_and_broken_by_others() -> None:
     assert any("Little's law does not hold" in text for text in client_side(broken, Load.closed(4), 1).unstable)
 
 
+def test_littles_law_counts_what_is_refused_after_a_while() -> None:
+    """Requests that a queue's timeout ends have waited: they were under way."""
+    honest = closed_loop(np.full(2000, 20.0))
+    refused = np.where(np.arange(2000) % 4 == 0, 1, OK).astype(np.int32)
+    found = Samples(honest.scheduled, honest.sent, honest.done, refused, ["timed out"], honest.window)
+    client = client_side(found, Load.closed(4), 1)
+    assert client.littles_law == pytest.approx(1, abs=0.02)
+    assert not any("Little" in text for text in client.unstable)
+
+
 def test_a_lost_request_breaks_conservation() -> None:
     samples = closed_loop(np.full(500, 10.0))
     status = samples.status.copy()

@@ -32,6 +32,7 @@ class ClientSide:
     lag_ms: NDArray[np.float64]
     mean: Estimate
     p50: Estimate
+    p90: Estimate
     p95: Estimate
     p99: Estimate
     p99_worth: float
@@ -117,7 +118,7 @@ def client_side(
             answered = (samples.done - samples.scheduled)[ended & ok] / 1e6
             unstable = differs(samples.done[ended & ok], answered, begin, end)
         unstable += _overload(samples, ended, load, each)
-    law, complaint = _littles_law(samples, ended & ok)
+    law, complaint = _littles_law(samples, ended)
     if complaint:
         unstable.append(complaint)
     return ClientSide(
@@ -129,6 +130,7 @@ def client_side(
         lag_ms=lag,
         mean=mean,
         p50=quantile_of(series, latency, 0.5),
+        p90=quantile_of(series, latency, 0.9),
         p95=quantile_of(series, latency, 0.95),
         p99=quantile(latency, 0.99, worth),
         p99_worth=worth,
@@ -168,7 +170,8 @@ def _overload(samples: Samples, ended: NDArray[np.bool_], load: Load, rows: NDAr
 
 
 def _littles_law(samples: Samples, ended: NDArray[np.bool_]) -> tuple[float, str]:
-    """L = λW: the mean number under way, integrated over the window, against throughput times mean latency."""
+    """L = λW: the mean number under way, integrated over the window, against throughput times mean latency; of what was
+    refused, too, for it is under way until then."""
     begin, end = samples.window
     started = samples.sent > 0
     until = np.where(samples.done > 0, samples.done, end)
