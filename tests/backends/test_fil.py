@@ -354,6 +354,27 @@ def test_a_gpu_without_nvforest_is_refused_in_words(
     assert "EXECUTION_ENV_PATH" in str(caught.value)
 
 
+@pytest.mark.parametrize("counts", [[0], [2, 0, 1]])
+def test_on_a_gpu_a_request_without_rows_is_answered_too(counts: list[int]) -> None:
+    """The model of nvforest's process, on a stand-in of nvforest's forest."""
+    from types import SimpleNamespace
+
+    from workbench.backends.fil_process.fil_scores import answer
+    from workbench.backends.fil_process.model import TritonPythonModel
+
+    model: Any = TritonPythonModel()
+    model.classes, model.answer = 3, answer
+    model.rule = {"values": 3, "tail": (3,), "classifier": True, "predict_proba": True, "threshold": 0.5}
+    model.forest = SimpleNamespace(predict_proba=lambda table: np.repeat(table[:, :1], 3, axis=1))
+    model.utils = SimpleNamespace(
+        get_input_tensor_by_name=lambda request, name: SimpleNamespace(as_numpy=lambda: request),
+        Tensor=lambda name, array: array,
+        InferenceResponse=lambda tensors: tensors[0],
+    )
+    requests = [np.ones((count, 5), np.float32) for count in counts]
+    assert [each.shape for each in model.execute(requests)] == [(count, 3) for count in counts]
+
+
 def test_removed_parameters_are_warned_of(load: Callable[..., InferenceEngine], small: bytes) -> None:
     parameters = {"algo": "ALGO_AUTO", "storage_type": "AUTO", "blocks_per_sm": "0", "transfer_threshold": "2"}
     engine = load(config(30, model_type="xgboost_json", **parameters), "xgboost.json", small)

@@ -373,3 +373,32 @@ def test_it_serves_in_an_engine(tmp_path: Path, make_engine: EngineFactory) -> N
     engine.load("m")
     assert ask(1) == 2
     engine.unload("m")
+
+
+class RunningTotal(torch.nn.Module):
+    """Keeps a tensor that is neither a parameter nor a buffer, writes into it and gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x.sum(0))
+        return self.total.unsqueeze(0)
+
+
+def test_an_answer_does_not_change_when_the_module_goes_on_with_its_state(opened: Open) -> None:
+    model = opened(RunningTotal(), io("x") + parameter("WORKBENCH_WARMUP_CALLS", "0"))
+    first, second = (model.batch([{"x": row(1, 2, 3, 4)}])[0]["OUTPUT__0"].data for _ in range(2))
+    assert first.tolist() == [[1, 2, 3, 4]]
+    assert second.tolist() == [[2, 4, 6, 8]]
+
+
+@pytest.mark.parametrize("missing", ["left", "right"])
+def test_an_optional_input_that_is_not_sent_is_named(opened: Open, missing: str) -> None:
+    text = io("left", "right").replace(f'"{missing}"', f'"{missing}" optional: true')
+    model = opened(Difference(), text)
+    given = {"left": row(5, 6, 7, 8), "right": row(1, 1, 1, 1)}
+    with pytest.raises(WorkbenchError, match=f"input '{missing}' is missing: the arguments of forward"):
+        model.batch([{name: array for name, array in given.items() if name != missing}])
+    assert model.batch([given])[0]["OUTPUT__0"].data.tolist() == [[4, 5, 6, 7]]

@@ -163,6 +163,7 @@ class ScriptInstance(TensorInstance):
         self._specs = inputs
         self._config = context.config
         self._copies = _writes_inputs(module)
+        self._keeps = _gives_what_it_writes(module)
         self._storages = frozenset(
             each.untyped_storage().data_ptr() for each in (*module.parameters(), *module.buffers()) if each.numel()
         )
@@ -170,10 +171,20 @@ class ScriptInstance(TensorInstance):
         self._stream: Any = torch.cuda.Stream(device) if gpu else None
 
     def prepare(self, feeds: dict[str, NDArray[Any]]) -> Any:
-        """The arguments of ``forward``: tensors over the requests' own memory, lists of strings."""
+        """The arguments of ``forward``: tensors over the requests' own memory, lists of strings.
+
+        Raises:
+            BackendError: one is missing, of an input that the configuration has for optional.
+        """
         values = {name: self._tensor(array) for name, array in feeds.items()}
         if self._places.dictionary:
             return [values]
+        missing = [name for name in self._places.inputs if name not in values]
+        if missing:
+            raise BackendError(
+                f"input '{missing[0]}' is missing: the arguments of forward are all needed",
+                hint=f"send it, and leave out optional: true of '{missing[0]}' in config.pbtxt",
+            )
         arguments: list[Any] = [None] * len(values)
         for name, value in values.items():
             arguments[self._places.inputs[name]] = value
@@ -260,7 +271,7 @@ class ScriptInstance(TensorInstance):
             return strings
         if not value.ndim:
             raise InvalidRequest(f"output '{name}' is a scalar which is not supported.")
-        if value.untyped_storage().data_ptr() in self._storages:
+        if self._keeps or value.untyped_storage().data_ptr() in self._storages:
             value = value.clone()  # the module's own memory: its next call may change it
         array: NDArray[Any] = value.detach().cpu().contiguous().numpy()
         return array
@@ -304,6 +315,15 @@ def _writes_inputs(module: Any) -> bool:
     graph = module.inlined_graph
     aliases = graph.alias_db()
     return any(aliases.has_writers(value) for value in list(graph.inputs())[1:])
+
+
+def _gives_what_it_writes(module: Any) -> bool:
+    """Whether a result may be memory that ``forward`` keeps in the module and writes into (a running total, say)."""
+    graph = module.inlined_graph
+    aliases = graph.alias_db()
+    kept = [value for node in graph.findAllNodes("prim::GetAttr", True) for value in node.outputs()]
+    written = [value for value in kept if aliases.has_writers(value)]
+    return any(aliases.may_contain_alias(result, value) for result in graph.outputs() for value in written)
 
 
 def _flat(results: Any) -> list[Any]:

@@ -168,6 +168,7 @@ class _TensorRTModel:
         self._context = context
         self._plan = _Plan(context)
         self._engines: dict[int, Engine] = {}
+        self.details = {"engine": self._plan.library.title}
         self._lock = threading.Lock()
 
     def create_instance(self, spec: InstanceSpec) -> _TensorRTInstance:

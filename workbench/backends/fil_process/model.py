@@ -37,8 +37,13 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Runs the batch as one call."""
         rows = [self.utils.get_input_tensor_by_name(request, "input__0").as_numpy() for request in requests]
-        scores = np.asarray(self.scores(np.concatenate(rows).reshape(sum(map(len, rows)), -1)))
-        found = self.answer(scores.reshape(len(scores), -1), **self.rule)
+        table = np.concatenate(rows)
+        if len(table):
+            scores = np.asarray(self.scores(table.reshape(len(table), -1)))
+            scores = scores.reshape(len(scores), -1)
+        else:  # a request without rows has an answer without rows
+            scores = np.empty((0, self.classes))
+        found = self.answer(scores, **self.rule)
         ends = np.cumsum([len(each) for each in rows])
         return [
             self.utils.InferenceResponse([self.utils.Tensor("output__0", found[end - len(each) : end])])
