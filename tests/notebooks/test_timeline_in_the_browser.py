@@ -98,7 +98,7 @@ def test_a_click_on_a_request_or_a_batch_says_where_its_time_went(page: Any, lab
         r"ran \d+\.\d+ ms on waits_0_[01] in batch \d+, (alone|with \d+ other requests?) \(\d+ rows?", shown
     )
     assert re.search(
-        r"[Ww]aited \d+\.\d+ ms for instance waits_0_[01], busy with [^()]*batch[^()]* \(\d+ rows?\)", shown
+        r"[Ww]aited \d+\.\d+ ms for instance waits_0_[01], busy with [^()]*batch[^()]* \(\d+ rows?( together)?\)", shown
     )
     page.mouse.move(5, 5)
     page.screenshot(path=ARTIFACTS / "timeline_waterfall.png")

@@ -22,6 +22,16 @@ def test_it_says_in_a_sentence_where_the_time_went() -> None:
     assert "alone (2 rows; formed because it was full)" in one.sentence
 
 
+def test_rows_of_many_batches_before_are_said_of_all_of_them() -> None:
+    book = Book()
+    for number in range(1, 6):
+        book.batch(number, number, number + 1, rows=8)
+    book.batch(6, 6, 7)
+    book.request(1, 1, batch=6)
+    sentence = waterfall_of(book.columns(), 1).sentence
+    assert "busy with 5 batches up to batch 5 (40 rows together)" in sentence
+
+
 def test_its_bars_are_the_request_what_it_waited_for_and_its_batch_mates() -> None:
     found = waterfall_of(busy_instance().columns(), "slow one")
     assert [(bar.kind, bar.seq, bar.batch_seq) for bar in found.bars] == [

@@ -308,7 +308,7 @@ class _Maker:
             return f"batch {numbers[0]} ({rows})"
         if len(numbers) <= 3:
             return f"batches {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} ({rows})"
-        return f"{len(numbers)} batches, the last of them {numbers[-1]} ({rows})"
+        return f"{len(numbers)} batches up to batch {numbers[-1]} ({rows} together)"
 
     def _running(self, row: int) -> Iterator[tuple[int, str]]:
         record = self._record(row)

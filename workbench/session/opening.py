@@ -155,7 +155,11 @@ def connect(url: str, *, token: str | None = None) -> Server:
     if re.fullmatch(r"[^/:]+:\d+", url):
         url = f"http://{url}"
     if not re.match(r"^(https?|grpcs?)://.", url):
-        raise InvalidRequest(f"cannot connect to {url!r}", hint="write http://host:port or grpc://host:port")
+        raise InvalidRequest(
+            f"cannot connect to {url!r}",
+            hint="write http://host:port or grpc://host:port; a server of the workbench on this machine is had by its "
+            f"name: attach({url!r})",
+        )
     if token is not None:
         if not url.startswith("http"):
             raise InvalidRequest(
