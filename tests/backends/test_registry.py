@@ -14,6 +14,7 @@ from engine_fixtures import EngineFactory
 
 from workbench.backends import registry
 from workbench.backends.conformance import Kit, ModelCase, conformance_problems
+from workbench.backends.probe import probe
 from workbench.backends.registry import backend_names, backend_places, create_backend
 from workbench.config import ConfigDocument
 from workbench.errors import InvalidRequest
@@ -140,6 +141,15 @@ def test_a_broken_one_is_named_and_spoils_no_other(name: str, why: str) -> None:
         create_backend(name)
     assert why in caught.value.hint
     assert create_backend("doubler").name == "doubler"
+
+
+@pytest.mark.usefixtures("others")
+def test_doctor_has_a_word_on_them() -> None:
+    good, gone = probe("doubler"), probe("gone")
+    assert (good.works, good.version, good.device) == (True, "doubler-backend 1.2", "it does not say")
+    assert (gone.works, gone.version) == (False, "broken-backends 1.2")
+    assert "No module named 'no_such_module_here'" in gone.why
+    assert gone.install == "what broken-backends 1.2 requires: see its own installation guide"
 
 
 @pytest.mark.usefixtures("others")

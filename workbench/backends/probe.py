@@ -79,6 +79,18 @@ def install_of(name: str) -> str:
     return framework.install if framework is not None else ""
 
 
+def _whose(name: str) -> str:
+    """The distribution, with its version, that a backend's entry point is from."""
+    from workbench.backends.registry import backend_places
+
+    return next((place.distribution for place in backend_places() if place.name == name), "")
+
+
+def _install(name: str) -> str:
+    """What to install where a backend does not work; of another distribution only that knows."""
+    return install_of(name) or f"what {_whose(name)} requires: see its own installation guide"
+
+
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
@@ -115,8 +127,8 @@ def _python() -> BackendState:
 
 def _ask(name: str, framework: _Framework | None) -> BackendState:
     """Asks another process."""
-    version = _version(framework)
-    install = framework.install if framework is not None else ""
+    version = _version(framework) if framework is not None else _whose(name)
+    install = _install(name)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OPENVINO_LOG_LEVEL": "0"}
     # As this process has it: it may have been told of the package by its own path.
     environment["PYTHONPATH"] = os.pathsep.join(path or os.curdir for path in sys.path)
@@ -143,7 +155,7 @@ def _ask(name: str, framework: _Framework | None) -> BackendState:
 def _examine(name: str) -> BackendState:
     """In the other process: imports and looks."""
     framework = _FRAMEWORKS.get(name)
-    install = framework.install if framework is not None else ""
+    install = _install(name)
     version = _version(framework)
     try:
         if framework is not None:
@@ -152,7 +164,7 @@ def _examine(name: str) -> BackendState:
             from workbench.backends.registry import create_backend
 
             create_backend(name)
-        return framework.look(module) if framework is not None else BackendState(True, "", "")
+        return framework.look(module) if framework is not None else BackendState(True, "", "it does not say")
     except Exception as error:  # an import raises what it likes
         hint = getattr(error, "hint", "")
         why = hint or f"{type(error).__name__}: {error}"
