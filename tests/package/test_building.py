@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from building_models import CONFIG, add_scorer, scorer_graph
 
@@ -187,6 +188,16 @@ def test_calibration_inputs_that_do_not_fit_are_named(repository: Path, given: A
         wb.build("scorer", to="onnx", options=wb.BuildOptions(int8=True), repository=repository, calibration=given)
     assert where in raised.value.where
     assert sorted(path.name for path in repository.iterdir()) == ["scorer"]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_source_whose_weights_lie_beside_it(repository: Path, precision: str) -> None:
+    path = repository / "scorer" / "3" / "scorer.onnx"
+    model = onnx.load(str(path))
+    onnx.save_model(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    built = wb.build("scorer", to="onnx", options=wb.BuildOptions(**{precision: True}), repository=repository)
+    assert built.drift[0].max_rel < 0.1
+    assert served(repository, built.name, np.ones((1, 2, 4), np.float32)).shape == (1, 2, 3)
 
 
 def test_whole_numbers_will_do_as_examples(repository: Path) -> None:

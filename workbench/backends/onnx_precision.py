@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.backends.onnx_file import read_onnx
 from workbench.errors import InvalidRequest, Unsupported
 
 Precision = Literal["fp16", "bf16", "int8"]
@@ -104,6 +105,7 @@ def _as_bfloat(tensor: Any, weights: NDArray[Any] | None) -> None:
 
 
 def _quantize(source: Path, target: Path, calibration: Iterable[dict[str, NDArray[Any]]]) -> None:
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -120,6 +122,10 @@ def _quantize(source: Path, target: Path, calibration: Iterable[dict[str, NDArra
     try:
         with tempfile.TemporaryDirectory() as folder:
             prepared = Path(folder) / "prepared.onnx"
+            if read_onnx(source).external:  # the tool looks for weights beside the graph in a folder of its own
+                whole = Path(folder) / source.name
+                _save(onnx.load(str(source)), whole)
+                source = whole
             quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
             quantize_static(
                 str(prepared), str(target), Reader(),
