@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_models
 import pytest
 from onnx import helper
@@ -178,6 +179,31 @@ def test_a_file_by_another_name_or_in_a_directory(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "other.onnx").mkdir()
     (tmp_path / "m" / "1" / "other.onnx" / "model.onnx").write_bytes(scale())
     assert run(instance(made), [ask(np.ones((1, 4), np.float32))])[0].error is None
+
+
+@pytest.mark.parametrize("folder", ["", "model.onnx"])
+def test_weights_beside_the_file_and_in_its_directory(tmp_path: Path, folder: str) -> None:
+    weights = helper.make_tensor("w", TYPES["FP32"], [4, 4], (2 * np.eye(4, dtype=np.float32)).tobytes(), raw=True)
+    made = graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", "FP32", ("b", 4))], [("y", "FP32", ("b", 4))], [weights]
+    )
+    prepared = context(tmp_path, IO.format("TYPE_FP32"), None)
+    place = prepared.version_dir / folder
+    place.mkdir(exist_ok=True)
+    options: Any = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save_model(onnx.load_model_from_string(made), str(place / "model.onnx"), **options)
+    assert (place / "weights.bin").stat().st_size >= 64
+    (answer,) = run(instance(prepared), [ask(np.ones((1, 4), np.float32))])
+    assert (answer.outputs[0].data == 2).all()
+
+
+def test_threads_for_all_sessions_are_not_left_out_silently(tmp_path: Path) -> None:
+    told: list[str] = []
+    prepared = context(tmp_path, IO.format("TYPE_FP32"), scale())
+    prepared.backend_config = {"enable-global-threadpool": "1"}
+    prepared.host = SimpleNamespace(clock=monotonic_ns, log=lambda level, text, **about: told.append(text))  # type: ignore[assignment]
+    instance(prepared)
+    assert any("enable-global-threadpool is not offered here" in text for text in told)
 
 
 TWO = graph(

@@ -39,6 +39,7 @@ from workbench.protocol.datatypes import BFLOAT16
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)$", re.DOTALL)
 _ONNX_BFLOAT16 = 16
 SHARE_PARAMETER = "WORKBENCH_SHARE_SESSION"
+GLOBAL_THREADS = "enable-global-threadpool"
 
 
 def _error_text(error: Exception) -> str:
@@ -133,6 +134,12 @@ class _OnnxModel:
         self.details = {"engine": f"onnxruntime {ort.__version__}"}
         model_path(context)
         session_options(context.config)
+        if context.backend_config.get(GLOBAL_THREADS, "").lower() in ("1", "true"):
+            text = (
+                f"--backend-config=onnxruntime,{GLOBAL_THREADS} is not offered here and ignored: each session has its "
+                "own threads, as many as the parameter intra_op_thread_count says"
+            )
+            context.host.log("warning", text, model=context.name)
 
     def create_instance(self, spec: InstanceSpec) -> _OnnxInstance:
         session = self._session(spec)
