@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,21 @@ def test_many_messages_in_one_piece_cost_what_their_bytes_cost() -> None:
     began = time.process_time()
     assert len(Assembler(lambda size: None).add(bytes(5 * 200_000))) == 200_000
     assert time.process_time() - began < 5, "0.3 s, or half a minute"
+
+
+def test_a_message_in_tiny_pieces_takes_little_more_than_its_bytes() -> None:
+    content = bytes(range(250)) * 240
+    stream = b"\0" + len(content).to_bytes(4, "big") + content
+    assembler = Assembler(lambda size: None)
+    tracemalloc.start()
+    try:
+        for start in range(0, len(stream) - 2, 2):
+            assert not assembler.add(stream[start : start + 2])
+        assert tracemalloc.get_traced_memory()[0] < 2 * len(content)
+    finally:
+        tracemalloc.stop()
+    ((_, message),) = assembler.add(stream[start + 2 :])
+    assert message == content
 
 
 def test_the_size_of_a_message_is_told_before_it_is_here() -> None:

@@ -229,3 +229,14 @@ def test_the_end_of_a_frame_that_libnghttp2_is_told_in_parts() -> None:
     assert (len(made.bodies[1]), made.ended) == (400, set())
     made.receive(bytes(600), random.Random(0))
     assert (len(made.bodies[1]), made.ended) == (1000, {1})
+
+
+@pytest.mark.parametrize("sent", [window_update(0, 5), frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 5))])
+def test_the_beginning_of_windows_that_libnghttp2_has(sent: bytes) -> None:
+    """As long as it has half of them nobody else may begin to count."""
+    made = Connection()
+    made.frames.takes_updates = False
+    for data, is_inside in ((bytes(24), False), (sent[:4], False), (sent[4:11], True), (sent[11:], False)):
+        assert made.frames.add(data)
+        assert made.frames.in_update == is_inside
+    assert made.others == [sent]

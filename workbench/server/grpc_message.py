@@ -28,6 +28,7 @@ _PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
 _WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 LARGE = 64 * 1024
 """Parts of messages from here on, bytes, are not copied where that can be."""
+_PARTS = 64  # pieces of a smaller message that are kept apart: a byte of its own takes forty
 SLACK = 16
 """Bytes behind the place of a large message that may be written over."""
 ENCODINGS = b"identity, deflate, gzip"
@@ -214,6 +215,8 @@ class Assembler:
             piece = data[position : position + missing]
             if self._large is None:
                 self._parts.append(piece)
+                if len(self._parts) > _PARTS:
+                    self._parts = [b"".join(self._parts)]
             else:
                 self._large[self._have : self._have + len(piece)] = piece
             self._have += len(piece)
