@@ -39,6 +39,22 @@ def test_profile_measures_a_range_and_stores_it(runs: str, capsys: pytest.Captur
     assert "concurrency 3" in capsys.readouterr().out
 
 
+def test_what_could_not_be_stored_is_said_and_no_success(
+    runs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from workbench.errors import InternalError
+    from workbench.records.runs import Run
+
+    def full(run: Run, *given: object, **more: object) -> int:
+        raise InternalError("the run cannot be written: database or disk is full", where="here")
+
+    monkeypatch.setattr(Run, "add_point", full)
+    for json_or_not in ([], ["--json"]):
+        code = main(["profile", "magika", "--server", "cli-test", "--runs", runs, *json_or_not, *FAST])
+        assert code == 1
+        assert "nothing was stored: the run cannot be written" in capsys.readouterr().err
+
+
 def test_a_file_says_what_is_sent(
     runs: str, tmp_path: Path, server: WorkbenchServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,25 @@ def test_a_file_of_model_analyzer_is_measured(
     assert "which model?" in capsys.readouterr().err
 
 
+def test_an_interrupt_ends_all_sweeps_of_a_file_of_model_analyzer(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench.profiling import SweepResult
+    from workbench.session.server import Server
+
+    begun: list[str] = []
+
+    def stopped(server: Server, model: str, **options: object) -> SweepResult:
+        begun.append(model)
+        return SweepResult(model, {}, (), 1, stopped=True)
+
+    monkeypatch.setattr(Server, "sweep", stopped)
+    config = tmp_path / "config.yml"
+    config.write_text(ANALYZER)
+    assert main(["sweep", "--model-analyzer", str(config), "--model-repository", str(repository), *FAST]) == 130
+    assert begun == ["double"]
+
+
 def test_two_configurations_are_compared(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from workbench.session.opening import serve
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from workbench.cli.load_arguments import add_load_arguments, load_options
 from workbench.cli.ray_arguments import add_ray_arguments, ray_of
@@ -55,4 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print_streams(points)
         say_reasons(points)
         print(f"run {result.run_id}")  # type: ignore[union-attr]
+    if result.error:
+        print(result.error, file=sys.stderr)
+        return 1
     return 0 if points and all(point.verdict == "valid" for point in points) else 1

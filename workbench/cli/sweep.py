@@ -265,6 +265,8 @@ def _run_model_analyzer(args: argparse.Namespace) -> int:
                 codes.append(code)
                 if code == 130:
                     break
+            if 130 in codes:
+                break
     if args.json:
         print(json.dumps({"sweeps": sweeps, "not_understood": left_out}))
     return next((code for code in codes if code), 0)
