@@ -43,6 +43,8 @@ class Figures:
     p50_low: float = math.nan
     p50_high: float = math.nan
     p90_ms: float = math.nan
+    p90_low: float = math.nan
+    p90_high: float = math.nan
     p95_ms: float = math.nan
     p95_low: float = math.nan
     p95_high: float = math.nan
@@ -105,7 +107,7 @@ def client_fields(client: ClientSide, samples: Samples) -> dict[str, Any]:
         "throughput_high": client.throughput.high,
         **_interval("mean", client.mean),
         **_interval("p50", client.p50),
-        "p90_ms": client.at(0.9),
+        **_interval("p90", client.p90),
         **_interval("p95", client.p95),
         **_interval("p99", client.p99),
         "p99_worth": client.p99_worth,
