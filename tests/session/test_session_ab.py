@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from workbench.clock import sleep
-from workbench.errors import ConfigError, InvalidRequest
+from workbench.errors import ConfigError, InternalError, InvalidRequest
 from workbench.profiling import MeasureOptions
-from workbench.records.runs import RunStore
+from workbench.records.runs import Run, RunStore
 from workbench.session.kernel import Engine
 from workbench.session.server import Server
 
@@ -46,6 +46,19 @@ def test_what_makes_no_sense_is_refused_before_anything_is_measured(kernel: Engi
         kernel.ab("double", {}, {DELAY: 1}, rate=5, store=None, **QUICK)
     with pytest.raises(InvalidRequest, match="no figure 'p42'"):
         kernel.ab("double", {}, {DELAY: 1}, metric="p42", store=None, **QUICK)
+
+
+def test_a_store_that_takes_nothing_loses_no_verdict(
+    kernel: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: Run, *given: object, **more: object) -> int:
+        raise InternalError("the run cannot be written: database or disk is full", where="here")
+
+    monkeypatch.setattr(Run, "add_point", full)
+    result = kernel.ab("double", {}, {DELAY: 1}, pairs=2, max_pairs=2, store=tmp_path, **QUICK)
+    assert len(result.blocks) >= 4
+    assert result.unstored == "it was not stored: the run cannot be written: database or disk is full (here)"
+    assert result.unstored in repr(result)
 
 
 def answered(server: Server) -> int:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     print(_json(result) if args.json else repr(result))
     if result.stopped:
         return 130
-    return 1 if result.error else 0
+    return 1 if result.error or result.unstored else 0
 
 
 def _json(result: ABResult) -> str:
@@ -68,6 +68,8 @@ def _json(result: ABResult) -> str:
         "verdict": result.verdict,
         "faster": result.faster,
         "metric": result.metric,
+        "restored": result.restored,
+        "unstored": result.unstored,
         "sides": sides,
         "load": result.load.to_json(),
         "comparisons": {name: asdict(each) for name, each in result.comparisons.items()},

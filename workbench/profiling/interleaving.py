@@ -93,7 +93,8 @@ class ABResult:
     """Two configurations compared. ``blocks`` are in the order of measuring, failed and not valid ones among them.
 
     ``faster`` is ``A``, ``B`` or empty; ``comparisons`` has every figure, each with its own interval; ``metric`` is the
-    one that decides. ``stopped`` says that it was ended early, ``error`` what broke it off.
+    one that decides. ``stopped`` says that it was ended early, ``error`` what broke it off, ``unstored`` why the store
+    does not have it.
     """
 
     a: Side
@@ -105,6 +106,7 @@ class ABResult:
     stopped: bool = False
     restored: bool = True
     error: str = ""
+    unstored: str = ""
 
     @property
     def faster(self) -> Literal["A", "B", ""]:
@@ -143,6 +145,7 @@ class ABResult:
         if not self.restored:
             lines.append("  ! the configuration could not be restored")
         lines += [f"  ! a block was left out: {why}" for why in left_out]
+        lines += [f"  ! {self.unstored}"] if self.unstored else []
         return "\n".join(lines)
 
 

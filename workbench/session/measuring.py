@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -245,7 +246,10 @@ def ab(
             on_block=lambda block: session.point_ended(), options=judging,
         )  # fmt: skip
     if runs is not None:
-        result.save(runs, title=title)
+        try:
+            result.save(runs, title=title)
+        except WorkbenchError as error:  # what is measured is not lost
+            result = replace(result, unstored=f"it was not stored: {error.message} ({error.where})")
     return result
 
 
