@@ -7,6 +7,7 @@ import math
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from workbench.errors import InvalidRequest, NotFound, NotReady
 from workbench.profiling import Load, MeasureOptions, Point
 from workbench.profiling.intervals import Estimate
 from workbench.records.runs import RunStore
-from workbench.tuning.compare_result import CompareResult, ModelFigures
+from workbench.tuning.compare_result import CompareResult, ModelFigures, against, figure_over
 
 SCALE = """
 import numpy as np
@@ -112,7 +113,10 @@ def test_an_open_loop_sets_the_throughput_so_the_latency_decides(server: wb.Serv
     assert repr(found).splitlines()[1].split()[2:4] == ["mean", "ms"]
     assert math.isnan(found["coarse"].figures["p99_ms"].value)
     assert found["coarse"].against["p99_ms"].faster == ""
-    assert "no p99: it takes 100 requests in a block, there were 6; give duration_s" in repr(found)
+    assert (
+        "no p99: it takes 100 requests in each block, one had 6; longer blocks have them: duration_s (-p MS)"
+        in repr(found)
+    )
     assert found["coarse"].figures["p50_ms"].value < 20
 
 
@@ -138,6 +142,19 @@ def test_one_that_failed_is_not_the_fastest() -> None:
 def test_too_few_blocks_are_not_called_too_close() -> None:
     found = result(a=points([100]), b=points([50]))
     assert found.verdict == "a has the highest throughput; too few blocks to tell it from b: measure more rounds"
+
+
+def test_a_percentile_is_told_of_all_blocks_or_of_none() -> None:
+    """Only while the model was quick did a block have 100 requests: a p99 of those alone would lie below p50."""
+    quick = points([200], p50_ms=5.0, p99_ms=9.0)
+    slow = tuple(replace(point, n=60, p50_ms=20.0, p99_ms=40.0) for point in points([50, 50]))
+    assert figure_over((*quick, *slow), "p50_ms").value > 9
+    assert math.isnan(figure_over((*quick, *slow), "p99_ms").value)
+    assert figure_over(quick * 2, "p99_ms").value == pytest.approx(9.0)
+    mixed = ModelFigures("b", "python", (*quick, *slow), {})
+    even = ModelFigures("a", "python", points([100] * 3, p50_ms=10.0, p99_ms=20.0), {})
+    assert against(mixed, even, 1, "p99_ms").pairs == 0
+    assert against(mixed, even, 1, "p50_ms").pairs == 3
 
 
 @pytest.mark.full

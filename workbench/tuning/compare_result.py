@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from workbench.profiling.ab_verdict import (
     CONFIDENCE,
+    FEWEST,
     Comparison,
     compare_pairs,
     confidence_of,
@@ -278,12 +279,20 @@ def against(ours: ModelFigures, theirs: ModelFigures, count: int, metric: str) -
         for a, b in zip(theirs.blocks, ours.blocks, strict=False)
         if usable(a) and usable(b)
     ]
+    if metric in FEWEST and any(math.isnan(value) for pair in pairs for value in pair):
+        pairs = []  # see ``figure_over``
     confidence = confidence_of(max(1, count))  # so that the comparisons of all models in it err as rarely as one
     return compare_pairs(metric, [a for a, _ in pairs], [b for _, b in pairs], confidence)
 
 
 def figure_over(blocks: Sequence[Point], metric: str) -> Estimate:
-    """The geometric mean of the blocks' figures with its interval: what slows a block does so by a factor."""
+    """The geometric mean of the blocks' figures with its interval: what slows a block does so by a factor.
+
+    Nothing where a block has too few requests for a percentile: the blocks that have enough are those in which the
+    model was quick, and of them alone p99 may come out below p50.
+    """
     found = np.array([figure_of(point, metric) for point in blocks if usable(point)])
+    if metric in FEWEST and np.isnan(found).any():
+        found = found[:0]
     logs = mean_of(np.log(found[found > 0]), CONFIDENCE)
     return Estimate(*(math.exp(end) for end in (logs.value, logs.low, logs.high)))

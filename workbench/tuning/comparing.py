@@ -350,10 +350,10 @@ def _too_short(blocks: Sequence[Point]) -> tuple[str, ...]:
     """Which percentiles blocks of so few requests do not have."""
     counts = [point.n for point in blocks if usable(point)]
     return tuple(
-        f"no {metric.removesuffix('_ms')}: it takes {least} requests in a block, there were {min(counts)}; "
-        "give duration_s"
+        f"no {metric.removesuffix('_ms')}: it takes {least} requests in each block, one had {min(counts)}; "
+        "longer blocks have them: duration_s (-p MS)"
         for metric, least in FEWEST.items()
-        if counts and max(counts) < least
+        if counts and min(counts) < least
     )
 
 
