@@ -14,6 +14,7 @@ from conformance_kits import config as plain_config
 from conformance_kits import draw
 
 from workbench.backends.conformance import BackendConformance, Kit, ModelCase
+from workbench.backends.conformance.host import ConformanceHost, Opened, written
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.errors import LoadFailed, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, RequestedOutput, Tensor
@@ -326,6 +327,19 @@ def decoding(directory: Path) -> None:
         'output { name: "y" data_type: TYPE_UINT8 dims: [ -1, -1, 3 ] }'
     )
     (directory / "1" / "model.dali").write_bytes(serialized(decode))
+
+
+def test_a_batch_without_a_row_is_refused_in_a_word_and_rows_beside_none_are_answered(tmp_path: Path) -> None:
+    host = ConformanceHost()
+    rows = np.ones((2, 4), np.float32)
+    try:
+        with Opened(host, written(case("FP32"), tmp_path, "m")) as opened:
+            with pytest.raises(WorkbenchError, match="DALI Backend error: a batch without a row"):
+                opened.batch([{"x": rows[:0]}])
+            got = opened.batch([{"x": rows}, {"x": rows[:0]}])
+            assert [answer["y"].data.shape for answer in got] == [(2, 4), (0, 4)]
+    finally:
+        host.close()
 
 
 class TestDali(BackendConformance):

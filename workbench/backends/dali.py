@@ -232,6 +232,8 @@ class _DaliInstance:
         for request in requests:
             for tensor in request.inputs:
                 samples[tensor.name].extend(tensor.data)
+        if samples and not any(samples.values()):  # DALI would throw the pipeline away over it
+            raise _error("DALI Backend error: a batch without a row", hint="DALI runs no empty batch: leave it out")
         execution.input_end = self._clock()
         try:
             if self._pipeline is None:
