@@ -201,9 +201,26 @@ def test_threads_for_all_sessions_are_not_left_out_silently(tmp_path: Path) -> N
     told: list[str] = []
     prepared = context(tmp_path, IO.format("TYPE_FP32"), scale())
     prepared.backend_config = {"enable-global-threadpool": "1"}
-    prepared.host = SimpleNamespace(clock=monotonic_ns, log=lambda level, text, **about: told.append(text))  # type: ignore[assignment]
+    host: Any = SimpleNamespace(clock=monotonic_ns, log=lambda level, text, **about: told.append(text))
+    prepared.host = host
     instance(prepared)
     assert any("enable-global-threadpool is not offered here" in text for text in told)
+
+
+def test_bf16_beside_strings_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    """Not at each request: the binding makes no values of strings for the call that BF16 takes."""
+    made = graph(
+        [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("Identity", ["t"], ["u"])],
+        [("x", "BF16", ("b", 4)), ("t", "BYTES", ("b", 4))],
+        [("y", "BF16", ("b", 4)), ("u", "BYTES", ("b", 4))],
+    )
+    config = IO.format("TYPE_BF16") + "".join(
+        f" {kind} {{ name: '{name}' data_type: TYPE_STRING dims: 4 }}"
+        for kind, name in (("input", "t"), ("output", "u"))
+    )
+    with pytest.raises(Unsupported, match="has tensors of BF16 and takes strings") as raised:
+        instance(context(tmp_path, config, made))
+    assert "Cast" in raised.value.hint
 
 
 TWO = graph(

@@ -33,7 +33,7 @@ from workbench.backends.onnxruntime_providers import (
     providers,
 )
 from workbench.backends.parameters import bool_parameter
-from workbench.errors import BackendError, InternalError, InvalidRequest
+from workbench.errors import BackendError, InternalError, InvalidRequest, Unsupported
 from workbench.protocol.datatypes import BFLOAT16
 
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)$", re.DOTALL)
@@ -200,6 +200,12 @@ class _OnnxInstance(TensorInstance):
         self._texts = frozenset(spec.name for spec in inputs if spec.datatype == "BYTES")
         self._any_text = any(spec.datatype == "BYTES" for spec in self._outputs)
         self._bf16 = any(spec.datatype == "BF16" for spec in (*inputs, *self._outputs))
+        if self._bf16 and self._texts:
+            raise Unsupported(
+                f"model '{context.name}' has tensors of BF16 and takes strings: ONNX Runtime's Python binding "
+                "cannot run the two together",
+                hint="take or give FP32 in the place of BF16, by a Cast in the graph; real Triton runs it as it is",
+            )
 
     def prepare(self, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Strings become text: the Python binding takes nothing else."""
