@@ -237,11 +237,16 @@ def test_a_configuration_that_cannot_be_put_back_is_said() -> None:
         def restore(self, model: str) -> None:
             raise ConfigError("somebody sits on it")
 
+        def let_go(self) -> None:
+            self.calls.append("let go")
+
     with ScriptedServer(lambda n: 0.004) as server:
         sides: Any = {"max_batch_size": 4}, {"max_batch_size": 5}
         options = ABOptions(pairs=2, max_pairs=2)
-        result = ab(Stubborn(server), "m", *sides, BLOCK, inputs=INPUTS, options=options)
+        target = Stubborn(server)
+        result = ab(target, "m", *sides, BLOCK, inputs=INPUTS, options=options)
     assert not result.restored
+    assert target.calls[-1] == "let go", "the server then puts it back by itself"
     assert "the configuration of 'm' could not be restored: somebody sits on it" in result.error
     assert result.comparisons["throughput"].pairs == 2  # what was measured is kept
 

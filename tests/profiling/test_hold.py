@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from asking import wait_until
 
-from workbench.errors import NotReady
+from workbench.errors import ConfigError, NotReady
 from workbench.profiling.hold import Hold
 
 
@@ -64,6 +65,23 @@ def test_what_somebody_else_has_loaded_after_a_loss_is_not_called_restored() -> 
         hold.release("m")
     hold.release("m")  # it is let go
     assert desk.loaded == "theirs"
+
+
+def test_what_cannot_be_put_back_is_left_to_the_server_and_not_held_for_ever() -> None:
+    class Stubborn(Desk):
+        def release_lease(self, name: str, lease: str, /) -> None:
+            raise ConfigError("somebody sits on it")
+
+    def signs_of_life() -> bool:
+        return any(thread.name == "sweep-lease" for thread in threading.enumerate())
+
+    hold = held(Stubborn())
+    hold.configure("m", ["swept"])
+    with pytest.raises(ConfigError):
+        hold.release("m")
+    assert signs_of_life(), "it can be tried again"
+    hold.let_go()
+    wait_until(lambda: not signs_of_life())
 
 
 def test_a_loss_is_of_one_sweep() -> None:

@@ -11,12 +11,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 from workbench.errors import ConnectionFailed, WorkbenchError
 from workbench.profiling.generators import Place
-from workbench.profiling.interrupting import do_all
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measured, Measurer, failed_point
 from workbench.profiling.paths import read_back_notes
@@ -25,7 +23,7 @@ from workbench.profiling.requests import Inputs
 from workbench.profiling.resume import PointKeys
 from workbench.profiling.samples import Samples
 from workbench.profiling.settings import by_model
-from workbench.profiling.target import Configurable, lost_of
+from workbench.profiling.target import Configurable, lost_of, restore_all
 from workbench.profiling.verdict import MeasureOptions
 from workbench.records import RecordColumns
 
@@ -317,7 +315,7 @@ class LocalExecutor:
             of = "" if models[index] == measured else f" of '{models[index]}'"
             complaints.append(f"the configuration{of} could not be restored: {text_of(error)}")
 
-        do_all([partial(self._target.restore, model) for model in models], failed)
+        restore_all(self._target, models, failed)
         return "; ".join(complaints)
 
 

@@ -134,6 +134,12 @@ class Hold:
             return f"somebody else has unloaded it meanwhile ({error.message})"
         return "what is loaded is not what was there: somebody else has changed it, and that stays"
 
+    def let_go(self) -> None:
+        """Gives no more signs of life: what could not be put back the server puts back by itself, when a lease ends."""
+        with self._lock:
+            self._wake.set()
+            self._thread = None
+
     def check(self) -> str:
         """Why a model is not held any more, though it was not given back; empty while all is well.
 

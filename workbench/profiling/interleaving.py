@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.errors import InvalidRequest, NotReady, WorkbenchError
@@ -24,14 +23,14 @@ from workbench.profiling.ab_verdict import (
     figure_of,
     looks,
 )
-from workbench.profiling.interrupting import do_all, interrupt_stops
+from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measurer, failed_point
 from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
 from workbench.profiling.settings import by_model, short_name
 from workbench.profiling.sweep_result import write_point
-from workbench.profiling.target import Configurable, lost_of
+from workbench.profiling.target import Configurable, lost_of, restore_all
 from workbench.profiling.verdict import MeasureOptions
 from workbench.records.runs import RunStore
 
@@ -355,5 +354,5 @@ class _Switch:
             complaints.append(f"the configuration of '{self._models[index]}' could not be restored: {text}")
 
         if self._changed or hasattr(self._target, "hold"):
-            do_all([partial(self._target.restore, model) for model in self._models], failed)
+            restore_all(self._target, self._models, failed)
         return complaints

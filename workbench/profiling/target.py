@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from workbench.client import ControlClient, HttpClient, TritonClient, connect
 from workbench.errors import ConnectionFailed, NotFound, WorkbenchError
 from workbench.profiling.hold import Hold
+from workbench.profiling.interrupting import do_all
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 
@@ -49,8 +51,9 @@ class Configurable(Target, Protocol):
     """A target whose configuration can be changed while it serves.
 
     Besides these, it may have ``hold(models, doing)``, which takes models for a sweep so that no other sweep and no
-    edit comes between (``restore`` lets go of each), and ``lost() -> str``, which says why a model is not held any
-    more; and ``composing(model) -> [names]``, the models that an ensemble is made of.
+    edit comes between (``restore`` lets go of each), ``lost() -> str``, which says why a model is not held any more,
+    ``let_go()``, which leaves to the server what ``restore`` could not put back, and ``composing(model) -> [names]``,
+    the models that an ensemble is made of.
     """
 
     def configure(self, model: str, edits: Sequence[Any]) -> Any:
@@ -177,6 +180,10 @@ class WorkbenchTarget(ServerTarget):
         """Has the server apply the configuration that was there before, to the byte; ends the lease."""
         self._held.release(model)
 
+    def let_go(self) -> None:
+        """Leaves to the server what ``restore`` could not put back."""
+        self._held.let_go()
+
     def close(self) -> None:
         """Closes the clients."""
         super().close()
@@ -194,6 +201,20 @@ def lost_of(target: Target) -> str:
     """Why the server has taken a model back, if it has: what is measured from then on is of no configuration."""
     tell = getattr(target, "lost", None)
     return str(tell()) if tell is not None else ""
+
+
+def restore_all(target: Configurable, models: Sequence[str], failed: Callable[[int, Exception], None]) -> None:
+    """Restores every model, whatever becomes of the others and whoever interrupts; ``failed`` as of ``do_all``."""
+    complaints: list[Exception] = []
+
+    def heard(index: int, error: Exception) -> None:
+        complaints.append(error)
+        failed(index, error)
+
+    do_all([partial(target.restore, model) for model in models], heard)
+    let_go = getattr(target, "let_go", None)
+    if complaints and let_go is not None:
+        let_go()
 
 
 def pid_of(target: Target) -> int | None:

@@ -147,6 +147,10 @@ class SessionTarget:
         """
         self._held.release(model)
 
+    def let_go(self) -> None:
+        """Leaves to the server what ``restore`` could not put back: it does so when the lease ends."""
+        self._held.let_go()
+
     def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
         """Hands a request to an engine in this kernel, from any thread."""
         from workbench.session.kernel import Engine
