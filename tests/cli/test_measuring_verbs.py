@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from workbench.cli import main
+from workbench.config import ConfigDocument
 from workbench.session.opening import serve
 from workbench.session.remote import WorkbenchServer
 
@@ -131,6 +132,28 @@ def test_a_sweep_is_exported_with_its_best_configuration(
     capsys.readouterr()
     assert main([*arguments, "--model-repository", str(repository)]) == 1
     assert "exists" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_an_export_has_the_edits_that_the_sweep_was_measured_with(
+    runs: str, tmp_path: Path, repository: Path, server: WorkbenchServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Edits that were applied to the server and never saved: its file does not have them."""
+    batching = {"max_queue_delay_microseconds": 300, "priority_levels": 2, "default_priority_level": 1}
+    server.configure("magika", "instance_group[0].count=2", dynamic_batching=batching)
+    try:
+        main(["sweep", "magika", "--server", "cli-test", "--set", "max_batch_size=[2,4]", "--concurrency", "4",
+              "--runs", runs, *FAST])  # fmt: skip
+    finally:
+        server.revert("magika")
+    arguments = ["export", "latest", "--to", str(tmp_path / "out"), "--runs", runs]
+    assert main([*arguments, "--model-repository", str(repository)]) == 0, capsys.readouterr()
+    written = ConfigDocument.parse((tmp_path / "out" / "model_repository" / "magika" / "config.pbtxt").read_bytes())
+    assert written.message.max_batch_size in (2, 4)
+    assert written.message.dynamic_batching.priority_levels == 2
+    assert written.message.dynamic_batching.max_queue_delay_microseconds == 300
+    assert [group.count for group in written.message.instance_group] == [2]
+    assert list(written.message.parameters) == ["intra_op_thread_count"]
+    assert len(written.message.model_warmup) == 1
 
 
 def test_a_sweep_is_resumed_and_its_values_are_shown_as_they_were_written(

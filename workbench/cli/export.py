@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
+    from workbench.config import ConfigDocument
     from workbench.export import ExportResult
+    from workbench.profiling import Point
     from workbench.records.runs import RunStore
 
 SUMMARY = "Writes a repository that real Triton loads unchanged, with provenance.json."
 EXAMPLE = "workbench export latest --to bundle --p99-ms 100"
+
+_TUNED = (
+    "max_batch_size", "dynamic_batching", "sequence_batching", "instance_group", "optimization", "response_cache",
+    "parameters", "model_transaction_policy", "version_policy",
+)  # fmt: skip
+_FILLED = re.compile(r"^instance_group\[\d+\]\.(name|kind|gpus)|^optimization\.(in|out)put_pinned_memory")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,9 +96,24 @@ def _run(args: argparse.Namespace) -> ExportResult:
         directory = _model_directory(each, args.model_repository)
         document = ConfigDocument.parse((directory / "config.pbtxt").read_bytes(), path=str(directory / "config.pbtxt"))
         edits = choice.point.edits(each)
-        data = document.edit(edits).data if edits else document.data
-        models.append(ModelToExport(directory, data, measured if each == model else {}))
+        document = _as_measured(document.edit(edits) if edits else document, choice.point, each)
+        models.append(ModelToExport(directory, document.data, measured if each == model else {}))
     return export_repository(models, Path(args.to), provenance={"environment": environment}, overwrite=args.force)
+
+
+def _as_measured(document: ConfigDocument, point: Point, model: str) -> ConfigDocument:
+    """A model's file with what it was measured with besides the settings: edits of its server that no file has.
+
+    What a server fills in by itself, from the model's file and the devices that it has, is left to it.
+    """
+    from workbench.config import edits_between, from_json, normalize
+
+    config = point.config if model == point.model else point.step_configs.get(model)
+    if not config:
+        return document
+    between = edits_between(normalize(document.message, model_name=model), from_json(config))
+    more = [edit for edit in between if str(edit.path).startswith(_TUNED) and not _FILLED.search(str(edit.path))]
+    return document.edit(more) if more else document
 
 
 def _composing(model: str, repository: str | None) -> list[str]:
