@@ -71,6 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wb.Server]:
     add(root, "coarse", x="INPUT__0", y="OUTPUT__0", scale=1.01)
     add(root, "broken", shift="np.ones(5, np.float32)")
     add(root, "dead", shift="(")
+    add(root, "same")
     add(root, "two_inputs")
     config = root / "two_inputs" / "config.pbtxt"
     config.write_text(config.read_text().replace('"x"', '"v"') + 'input { name: "w" data_type: TYPE_FP32 dims: 4 }\n')
@@ -118,6 +119,25 @@ def test_an_open_loop_sets_the_throughput_so_the_latency_decides(server: wb.Serv
         in repr(found)
     )
     assert found["coarse"].figures["p50_ms"].value < 20
+
+
+def test_a_replay_goes_to_each_of_the_models_not_to_the_one_that_was_captured(
+    server: wb.Server, tmp_path: Path
+) -> None:
+    with server.capture("exact", to=tmp_path / "traffic.npz") as capture:
+        for _ in range(12):
+            server.infer("exact", {"x": np.float32([[1, 2, 3, 4]])})
+    load = Load.replay(capture, warmup_s=0.0)
+
+    def answered() -> dict[str, int]:
+        rows = server.statistics().to_frame().set_index("model").requests
+        return {name: int(rows[name]) for name in ("exact", "same", "coarse")}
+
+    before = answered()
+    found = server.compare(["same", "exact", "coarse"], load=load, store=None, rounds=2, measure=LENIENT, startup=False)
+    sent = {name: count - before[name] for name, count in answered().items()}
+    assert sent["same"] == sent["exact"] >= 24
+    assert "a replay sends inputs as they were captured" in found["coarse"].error
 
 
 def points(values: list[float], **more: Any) -> tuple[Point, ...]:

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.backends.filling import filling
 from workbench.clock import monotonic_ns
-from workbench.config import from_json
 from workbench.errors import InvalidRequest, WorkbenchError
-from workbench.profiling.ab_verdict import FEWEST, METRICS
+from workbench.profiling.ab_verdict import METRICS
 from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measurer, failed_point
@@ -31,6 +29,7 @@ from workbench.profiling.target import Target, directory_of
 from workbench.profiling.verdict import MeasureOptions
 from workbench.protocol.tensors import InferenceRequest, Tensor
 from workbench.repository.example_inputs import FILE_NAME, Example, inputs_of, load_example_inputs
+from workbench.tuning.compare_notes import filled, too_short, uncompared
 from workbench.tuning.compare_result import (
     FIGURES,
     CompareResult,
@@ -38,7 +37,6 @@ from workbench.tuning.compare_result import (
     Startup,
     against,
     figure_over,
-    usable,
 )
 from workbench.tuning.drift import Drift, Metric, check_kinds, drift, matched_names
 from workbench.tuning.vectors import Kind
@@ -50,9 +48,6 @@ Arrays = Mapping[str, NDArray[Any]]
 
 _MOST_BYTES = 2**28
 """So large may the examples be that are drawn besides those of the load."""
-
-WELL_FILLED = 0.9
-"""A backend that fills batches up to a size is not worth a word where so much of it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +141,7 @@ def compare(
     configs = _configs(target, names, reference, errors)
     examples = _examples(target, reference, configs[reference], load, inputs, options.examples)
     side = _Sides(configs, reference, input_names or {}, examples)
-    errors |= {name: text for name in side.names if (text := side.unmatched(name))}
+    errors |= {name: text for name in side.names if (text := side.unmatched(name) or side.unsendable(name, load))}
     answers: dict[str, list[Arrays]] = {}
     starts: dict[str, Startup] = {}
     blocks: dict[str, list[Point]] = {name: [] for name in names}
@@ -229,10 +224,10 @@ def _notes(
     """What is to be known of a model's figures."""
     notes = [
         *side.notes(name),
-        *_uncompared(side.reference, name, answers, found),
-        *_filled(side.configs[name], blocks),
+        *uncompared(side.reference, name, answers, found),
+        *filled(side.configs[name], blocks),
     ]
-    notes += _too_short(blocks)
+    notes += too_short(blocks)
     asked = len(side.inputs(name)) if name == side.reference else len(answers.get(side.reference, ()))
     counted = len(answers.get(name, ()))
     if 0 < counted < asked and not stopped:
@@ -240,37 +235,6 @@ def _notes(
     if len({point.epoch for point in blocks}) > 1:
         notes.append("its configuration was changed between blocks: the figures are of several configurations")
     return tuple(notes)
-
-
-def _uncompared(reference: str, name: str, answers: Mapping[str, Sequence[Arrays]], found: Drift | None) -> list[str]:
-    """Which outputs of the reference no drift is told of."""
-    if found is None:
-        return []
-    left = [output for output in answers[reference][0] if output not in {each.output for each in found.outputs}]
-    own = [output for output in answers[name][0] if output not in {each.name for each in found.outputs}]
-    if not left:
-        return []
-    others = f", nor its own {', '.join(own)} with anything" if own else ""
-    return [
-        f"'{reference}' answers {', '.join(left)}, too, which is compared with nothing of it{others}: output_names="
-        f"{{'{name}': {{REFERENCE'S NAME: ITS NAME}}}} says what belongs together"
-    ]
-
-
-def _filled(config: Mapping[str, Any], blocks: Sequence[Point]) -> list[str]:
-    """What a backend runs besides what it is asked for, from its configuration and the executions that were counted."""
-    found = filling(from_json(config))
-    sizes = [(rows, count) for point in blocks for rows, count in point.batch_rows.items()]
-    runs = sum(count for _, count in sizes)
-    if found is None or not runs:
-        return []
-    mean = sum(rows * count for rows, count in sizes) / runs
-    if mean >= WELL_FILLED * found.rows:
-        return []
-    return [
-        f"pads {mean:.3g} row{'s' * (mean > 1)} to {found.rows} in each batch and computes them all, as real Triton's "
-        f"backend does: more rows in a request or more clients fill it; else {found.against_it}; see docs/building.md"
-    ]
 
 
 def _ask_all(
@@ -346,17 +310,6 @@ def _drifts(
     return drifts
 
 
-def _too_short(blocks: Sequence[Point]) -> tuple[str, ...]:
-    """Which percentiles blocks of so few requests do not have."""
-    counts = [point.n for point in blocks if usable(point)]
-    return tuple(
-        f"no {metric.removesuffix('_ms')}: it takes {least} requests in each block, one had {min(counts)}; "
-        "longer blocks have them: duration_s (-p MS)"
-        for metric, least in FEWEST.items()
-        if counts and min(counts) < least
-    )
-
-
 def _against(measured: Mapping[str, ModelFigures], reference: str) -> tuple[ModelFigures, ...]:
     count = len(measured) - 1
     theirs = measured[reference]
@@ -373,7 +326,7 @@ def _examples(
 ) -> list[dict[str, NDArray[Any]]]:
     """The inputs of the requests that the load sends to the reference, by its names, the same ones once; where they are
     the model's example inputs and fewer than ``count``, those that come after them, too."""
-    prepared = prepare(target, reference, config, load, inputs)
+    prepared = prepare(target, reference, config, _to(reference, load), inputs)
 
     def arrays(request: InferenceRequest) -> dict[str, NDArray[Any]]:
         return {tensor.name: tensor.data for tensor in request.inputs}
@@ -447,10 +400,24 @@ class _Sides:
             f"together, input_names={{'{model}': {{REFERENCE'S NAME: ITS NAME}}}}"
         )
 
+    def unsendable(self, model: str, load: Load) -> str:
+        """What keeps a trace's requests from being replayed to a model, in words; empty where nothing does."""
+        if not load.trace or not self.notes(model):
+            return ""
+        return (
+            f"a replay sends inputs as they were captured, and {'; '.join(self.notes(model))}: compare it under "
+            "rate=... or concurrency=..."
+        )
+
     def notes(self, model: str) -> tuple[str, ...]:
         """Which inputs have other names."""
         other = {name: own for name, own in self._renamed[model].items() if name != own}
         return tuple(f"its input '{own}' gets what '{name}' gets" for name, own in other.items())
+
+
+def _to(model: str, load: Load) -> Load:
+    """A load of this model: a replay would go to the models that were captured."""
+    return replace(load, model=model) if load.trace else load
 
 
 def _measure(
@@ -483,7 +450,7 @@ def _measure(
                 if stop.is_set():
                     return
                 try:
-                    point = measurers[name].measure(replace(block, seed=load.seed + turn))
+                    point = measurers[name].measure(replace(_to(name, block), seed=load.seed + turn))
                 except WorkbenchError as error:
                     skip[name] = f"it could not be measured: {error.message}"
                     point = failed_point(name, block, {}, error.message)
