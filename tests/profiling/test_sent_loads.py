@@ -321,6 +321,19 @@ def test_a_trace_is_replayed_at_its_factor_with_its_inputs_classes_and_sequences
     assert frame["distribution"] == "trace"
 
 
+def test_a_replay_reaches_the_model_that_is_measured(server: Any, book: Any, tmp_path: Path) -> None:
+    """What was captured of one model is meant for another where that is measured; of several, nobody can tell."""
+    tensor = Tensor.from_numpy("X", np.array([[7]], np.int32))
+    of_one = Trace.of([(10_000_000 * at, InferenceRequest("before", [tensor])) for at in range(5)])
+    point = server.profile("notes", wb.Load.replay(of_one.save(tmp_path / "one.trace.npz"), warmup_s=0.0))
+    assert (point.n, point.errors) == (5, {})
+    assert [entry["x"][0] for entry in book("notes")] == [7] * 5
+    assert "what went to 'before' when it was captured is sent to 'notes'" in point.notes
+    of_two = Trace.of([(10_000_000 * at, InferenceRequest(f"m{at}", [tensor])) for at in range(2)])
+    with pytest.raises(InvalidRequest, match="no request to 'notes', its requests went to m0, m1"):
+        server.profile("notes", wb.Load.replay(of_two.save(tmp_path / "two.trace.npz"), warmup_s=0.0))
+
+
 @pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.full), "kernel"])
 def test_requests_of_a_trace_have_their_ids_and_one_that_is_too_long_is_said(
     server: Any, root: Path, tmp_path: Path, protocol: str

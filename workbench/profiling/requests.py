@@ -411,10 +411,10 @@ def _captured(model: str, largest: int, trace: Trace) -> _Made:
 
 def _of_trace(models: _Models, load: Load, inputs: Inputs) -> Prepared:
     trace = trace_of(load)
+    load, redirected = _to_whom(trace, load, models.model)
     sequence_of, flags = trace.sequence_of.tolist(), _whole_flags(trace)
     requests: list[InferenceRequest] = []
-    classes, notes = [], list(trace.notes)
-    message_of = np.zeros(len(trace), np.int64)
+    classes, notes, message_of = [], [*trace.notes, *redirected], np.zeros(len(trace), np.int64)
     for index, kind in enumerate(trace.classes):
         model = load.model or kind.model
         part = replace(
@@ -462,6 +462,21 @@ def _of_trace(models: _Models, load: Load, inputs: Inputs) -> Prepared:
     if lost:
         notes.append(f"{lost} requests to a model with a sequence batcher are of no sequence: it refuses them")
     return Prepared(tuple(requests), classes[0].rows, trace.source or "a trace", tuple(dict.fromkeys(notes)), plan)
+
+
+def _to_whom(trace: Trace, load: Load, model: str) -> tuple[Load, list[str]]:
+    """A replay goes where its requests went. If none of them went to the model that is measured, they are meant for it.
+
+    Raises:
+        InvalidRequest: they went to several other models.
+    """
+    went = sorted({kind.model for kind in trace.classes})
+    if load.model or not went or model in went or "" in went:
+        return load, []
+    if len(went) > 1:
+        text = f"the trace has no request to '{model}', its requests went to {', '.join(went)}"
+        raise InvalidRequest(text, hint=f"measure one of those, or send it all: Load.replay(FILE, model='{model}')")
+    return replace(load, model=model), [f"what went to '{went[0]}' when it was captured is sent to '{model}'"]
 
 
 def _mean_rows(
