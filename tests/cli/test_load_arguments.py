@@ -82,6 +82,11 @@ def test_classes_and_replays(tmp_path: Path) -> None:
         (["--request-parameter", "a:5"], "cannot read --request-parameter a:5"),
         (["--request-parameter", "a:x:int"], "cannot read --request-parameter a:x:int"),
         (["--rate", "5", "--burst-factor", "0.5"], "burst_factor must be a number from 1"),
+        (["--concurrency-range", "1:100000000:1"], "names 100000000 loads, a range has 16384 at most"),
+        (["--request-rate-range", "1:30000:1"], "names 30000 loads, a range has 16384 at most"),
+        (["--request-rate-range", "1:2:1e-320"], "a range has 16384 at most"),
+        (["--request-rate-range", "1:inf:1"], "'1:inf:1' is not a range"),
+        (["--concurrency-range", "nan:4:1"], "'nan:4:1' is not a range"),
     ],
 )
 def test_what_makes_no_sense_is_said(words: list[str], text: str) -> None:

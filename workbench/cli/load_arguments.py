@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,10 @@ _OPTIONS = {
 """Arguments and the fields of ``Load`` that they set, where they are given."""
 
 
+_MOST_LOADS = 16384
+"""How many loads one range may name; as many as a closed loop may have clients."""
+
+
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments as ``sweep`` takes them.
 
@@ -213,9 +218,14 @@ def _range(text: str | None) -> list[float]:
         return []
     parts = _numbers(text.replace(":", ","), float)
     start, end, step = parts[0], parts[1] if len(parts) > 1 else parts[0], parts[2] if len(parts) > 2 else 1
-    if len(parts) > 3 or step <= 0 or end < start:
+    if len(parts) > 3 or not all(map(math.isfinite, parts)) or step <= 0 or end < start:
         raise InvalidRequest(f"'{text}' is not a range", hint="write START:END:STEP with END >= START and STEP > 0")
-    return [start + index * step for index in range(int((end - start) / step + 1e-9) + 1)]
+    steps = (end - start) / step + 1e-9
+    if steps >= _MOST_LOADS:  # before they are written out: it may be more than there is memory for
+        raise InvalidRequest(
+            f"'{text}' names {steps + 1:.0f} loads, a range has {_MOST_LOADS} at most", hint="take a larger STEP"
+        )
+    return [start + index * step for index in range(int(steps) + 1)]
 
 
 def one_load(args: argparse.Namespace, verb: str) -> dict[str, Any]:
