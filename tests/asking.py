@@ -43,13 +43,19 @@ class Asker:
         self.engine = engine
         self.ends = 0
 
-    def send(self, requests: Iterable[InferenceRequest]) -> list[Asked]:
-        """Sends all of them in one go of the loop."""
+    def send(self, requests: Iterable[InferenceRequest], *, by_hand: bool = False) -> list[Asked]:
+        """Sends all of them in one go of the loop; with ``by_hand`` nobody says that a response has been taken."""
         asked: list[Asked] = []
         done = threading.Event()
-        self.engine.loop.call_soon_threadsafe(
-            lambda: (asked.extend(self.send_here(each) for each in requests), done.set())
-        )
+
+        def send() -> None:
+            asked.extend(self.send_here(each) for each in requests)
+            for each in asked:
+                if each.ticket is not None and by_hand:
+                    each.ticket.by_hand = True
+            done.set()
+
+        self.engine.loop.call_soon_threadsafe(send)
         assert done.wait(10)
         return asked
 

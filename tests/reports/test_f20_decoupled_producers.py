@@ -123,6 +123,32 @@ def test_f20_server_8458_several_requests_share_the_limit(root: Path, make_engin
     wait_until(lambda: models.nothing_left(engine))
 
 
+@pytest.mark.parametrize("execution", ["process", "thread"])
+def test_a_producer_whose_responses_nobody_takes_goes_on_when_its_request_is_cancelled(
+    root: Path, make_engine: Any, execution: str
+) -> None:
+    """A client that has stopped reading goes away: its instance is there for the next one."""
+    models.add(root, "fast", PRODUCER_CONFIG, PRODUCER.replace("WIDTH", "0"))
+    engine = make_engine(root, python_execution=execution)
+    asker = Asker(engine)
+
+    def count(number: int) -> InferenceRequest:
+        return InferenceRequest("fast", [Tensor.from_numpy("COUNT", np.array([number], np.int64))])
+
+    (asked,) = asker.send([count(1_000_000)], by_hand=True)
+    wait_until(lambda: len(asked.responses) >= RESPONSE_WINDOW)
+    assert not asked.ended.wait(0.2)
+    assert len(asked.responses) == RESPONSE_WINDOW, "it is not held"
+    ticket = asked.ticket
+    assert ticket is not None
+    engine.loop.call_soon_threadsafe(ticket.cancel)
+    asked.wait(20)
+    (after,) = asker.send([count(3)])
+    after.wait(20)
+    assert len([each for each in after.responses if each.outputs]) == 3
+    wait_until(lambda: models.nothing_left(engine))
+
+
 @pytest.mark.rule("5.7d")
 @pytest.mark.parametrize("execution", ["process", "thread"])
 @pytest.mark.parametrize("end", ["leaves", "fails", "stops"])

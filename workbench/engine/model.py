@@ -247,6 +247,8 @@ class ModelVersion:
         ticket.cancelled = True
         self.stage.settle()
         if ticket.run is not None:
+            if ticket.flow is not None:  # whoever has gone takes nothing: a model that waits for that would wait for good
+                ticket.flow.end()
             return
         self.stage.withdraw()
         if self.scheduler.cancel(ticket.id, self.core.clock()):
