@@ -397,6 +397,32 @@ def test_closing_cuts_what_takes_too_long(running: Running) -> None:
         assert running.run(running.server.close(0.1)) is False
 
 
+@pytest.mark.parametrize("size", [4, 900_000])
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_closing_waits_for_the_rest_of_a_body(running: Running, size: int, framing: str) -> None:
+    body = b"x" * size
+    sized, sent = b"Content-Length: %d" % size, body
+    if framing == "chunked":
+        sized, sent = b"Transfer-Encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (size, body)
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST /x HTTP/1.1\r\n%b\r\nExpect: 100-continue\r\n\r\n" % sized + sent[: size // 2])
+        assert read_answer(stream)[0] == 100
+        closed = asyncio.run_coroutine_threadsafe(running.server.close(10.0), running.loop)
+        until(lambda: running.server.closing)
+        assert running.count() == 1, "what has begun to come is in flight"
+        client.sendall(sent[size // 2 :])
+        status, headers, answer = read_answer(stream)
+        assert (status, headers["connection"], answer) == (200, "close", b"POST /x " + body)
+        assert closed.result(10) is True
+
+
+def test_closing_cuts_a_body_that_does_not_come(running: Running) -> None:
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\nab")
+        assert read_answer(stream)[0] == 100
+        assert running.run(running.server.close(0.1)) is False
+
+
 @pytest.fixture(scope="module")
 def fuzzed() -> Iterator[Running]:
     made = Running(HttpLimits(head_s=30.0, pause_s=30.0, linger_s=0.01))

@@ -98,9 +98,7 @@ class HttpConnection(asyncio.Protocol):
         if self._stream is not None:
             self._stream.close()
         self._abandon()
-        self._current = None
-        self._incoming = None
-        self._parser = None
+        self._current = self._incoming = self._parser = None
         self._first, self._body = b"", Body()  # what had come is not kept until the collector looks
         self._share.close()
 
@@ -485,10 +483,11 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """A request is being answered or waits, or an answer is on its way out."""
+        """A request is coming, being answered or waits, or an answer is on its way out."""
         return (
             self._current is not None
             or bool(self._waiting)
+            or (self._incoming is not None and not self._deaf)
             or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
         )
 
