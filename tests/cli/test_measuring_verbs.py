@@ -10,6 +10,7 @@ import pytest
 
 from workbench.cli import main
 from workbench.config import ConfigDocument
+from workbench.records.runs import RunStore
 from workbench.session.opening import serve
 from workbench.session.remote import WorkbenchServer
 
@@ -146,7 +147,10 @@ def test_an_export_has_the_edits_that_the_sweep_was_measured_with(
     finally:
         server.revert("magika")
     arguments = ["export", "latest", "--to", str(tmp_path / "out"), "--runs", runs]
+    run = RunStore(runs).list()[-1].id
+    capsys.readouterr()
     assert main([*arguments, "--model-repository", str(repository)]) == 0, capsys.readouterr()
+    assert capsys.readouterr().err.startswith(f"run {run}: ")
     written = ConfigDocument.parse((tmp_path / "out" / "model_repository" / "magika" / "config.pbtxt").read_bytes())
     assert written.message.max_batch_size in (2, 4)
     assert written.message.dynamic_batching.priority_levels == 2

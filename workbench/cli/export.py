@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exports and says where."""
     subject = Path(args.subject)
-    result = _repository(subject, args) if subject.is_dir() else _run(args)
+    result, about = (_repository(subject, args), "") if subject.is_dir() else _run(args)
+    if about:
+        print(about, file=sys.stderr)
     if args.json:
         models = {model.name: {"edits": list(model.edits), "files": dict(model.files)} for model in result.models}
         print(json.dumps({"directory": str(result.directory), "repository": str(result.repository), "models": models}))
@@ -72,7 +75,8 @@ def _repository(repository: Path, args: argparse.Namespace) -> ExportResult:
     return export_repository(models, Path(args.to), overwrite=args.force)
 
 
-def _run(args: argparse.Namespace) -> ExportResult:
+def _run(args: argparse.Namespace) -> tuple[ExportResult, str]:
+    """The best configuration of a run; and which it is, in a sentence."""
     from workbench.config import ConfigDocument
     from workbench.export import ModelToExport, export_repository
     from workbench.profiling import Point
@@ -98,7 +102,9 @@ def _run(args: argparse.Namespace) -> ExportResult:
         edits = choice.point.edits(each)
         document = _as_measured(document.edit(edits) if edits else document, choice.point, each)
         models.append(ModelToExport(directory, document.data, measured if each == model else {}))
-    return export_repository(models, Path(args.to), provenance={"environment": environment}, overwrite=args.force)
+    result = export_repository(models, Path(args.to), provenance={"environment": environment}, overwrite=args.force)
+    doubt = "" if choice.point.stable else f" (it was measured as {choice.point.verdict})"
+    return result, f"run {name}: {choice.text}{doubt}"
 
 
 def _as_measured(document: ConfigDocument, point: Point, model: str) -> ConfigDocument:
