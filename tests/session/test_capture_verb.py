@@ -65,6 +65,9 @@ def test_a_capture_lasts_as_long_as_its_with_and_is_saved_for_its_owner_alone(se
         ({"to": 5}, "to must be the name of a file"),
         ({"to": "."}, "cannot be saved there"),
         ({"to": "/dev/null/traffic.npz"}, "cannot be saved there"),
+        ({"to": "/proc/nobody/traffic.npz"}, "cannot be saved there"),
+        ({"to": f"{'long' * 80}.npz"}, "cannot be saved there: File name too long"),
+        ({"to": "a\0b.npz"}, "cannot be saved there"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_captured(
@@ -118,8 +121,22 @@ def test_an_error_inside_the_with_is_the_one_that_is_raised(server: Server) -> N
     assert len(capture) == 1
 
 
-def test_the_command_captures_until_its_time_is_over_or_ctrl_c(
-    process: WorkbenchServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_place_that_went_away_meanwhile_loses_nothing(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    capture = server.capture("double", to=folder / "traffic.npz")
+    assert not list(folder.iterdir())  # nothing of the trial stays
+    ask(server)
+    folder.rmdir()
+    folder.write_text("a file where the folder was")
+    with pytest.raises(InvalidRequest, match="cannot be saved") as raised:
+        capture.stop()
+    assert "capture.save(ANOTHER FILE)" in raised.value.hint
+    assert len(Trace.load(capture.save(tmp_path / "other.npz"))) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_captures_until_its_time_is_over_or_it_is_told_to_end(
+    number: signal.Signals, process: WorkbenchServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "traffic.trace.npz"
     stop = threading.Event()
@@ -132,7 +149,7 @@ def test_the_command_captures_until_its_time_is_over_or_ctrl_c(
     def interrupt() -> None:
         while not any(each.requests > 3 and not each.ended for each in process.control.captures()):
             sleep(0.01)
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
 
     thread = threading.Thread(target=client)
     thread.start()

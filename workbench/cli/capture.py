@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.targets import add_server_arguments, open_telling_server
 from workbench.errors import InvalidRequest
 
@@ -38,10 +39,11 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest(f"{to} is there already", hint="give another name, or --overwrite")
     server = open_telling_server(args)
     try:
-        capture = server.capture(args.model, limit_mb=args.limit_mb, keep=args.keep, for_s=args.for_s, to=to)
-        if not args.json:
-            print(f"capturing what is sent to '{args.model}'; Ctrl-C ends it", flush=True)
-        capture.wait()
+        with terminated_as_interrupted():
+            capture = server.capture(args.model, limit_mb=args.limit_mb, keep=args.keep, for_s=args.for_s, to=to)
+            if not args.json:
+                print(f"capturing what is sent to '{args.model}'; Ctrl-C ends it", flush=True)
+            capture.wait()
     finally:
         server.close()
     if args.json:

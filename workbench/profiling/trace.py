@@ -32,6 +32,7 @@ their bytes in ``data``. Equal inputs are kept once.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -229,10 +230,9 @@ class Trace:
     def save(self, path: str | Path) -> Path:
         """Writes the file, in one step, readable by its owner alone: it holds what clients sent. Gives its path."""
         target = Path(path).expanduser()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        draft = _draft(target)
         try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with os.fdopen(_opened(draft), "wb") as file:
                 file.write(self.to_bytes())
             draft.replace(target)
         finally:
@@ -282,6 +282,33 @@ class Trace:
             lines.append(f"  sequences {sequences}")
         lines += [f"  from {self.source}"] if self.source else []
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def check_place(path: str | Path) -> Path:
+    """Whether ``Trace.save`` could write there, before there is anything to write; makes the folder. Gives the path.
+
+    Raises:
+        OSError: it could not.
+    """
+    target = Path(path).expanduser()
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    draft = _draft(target)
+    try:
+        os.close(_opened(draft))
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def _draft(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}")
+
+
+def _opened(draft: Path) -> int:
+    """A file of its owner alone, open to be written; its folder is made."""
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
 def _inputs(described: Any, data: memoryview) -> tuple[tuple[Tensor, ...], ...]:

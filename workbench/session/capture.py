@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from workbench.clock import sleep
 from workbench.errors import InvalidRequest, Unsupported, WorkbenchError
-from workbench.profiling.trace import Trace
+from workbench.profiling.trace import Trace, check_place
 from workbench.protocol.binary import Buffer
 from workbench.protocol.packed import decode_packed
 from workbench.protocol.tensors import InferenceRequest
@@ -199,8 +198,19 @@ class Capture:
         return tuple(notes)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the traffic, inputs included, to a file that its owner alone may read; ``wb.Load.replay(path)``."""
-        return self.trace.save(path)
+        """Writes the traffic, inputs included, to a file that its owner alone may read; ``wb.Load.replay(path)``.
+
+        Raises:
+            InvalidRequest: the capture goes on, nothing was sent, or the file cannot be written.
+        """
+        trace = self.trace
+        try:
+            return trace.save(path)
+        except OSError as error:
+            raise InvalidRequest(
+                f"the capture cannot be saved: {error.strerror or error}", where=str(path),
+                hint="it is still held here: capture.save(ANOTHER FILE)",
+            ) from error  # fmt: skip
 
     def frame(self) -> pd.DataFrame:
         """One row a request: when it came (``at_s``), ``front``, ``client``, ``id``, what it asked and how large."""
@@ -262,13 +272,13 @@ def _writable(to: Any) -> Path:
     """The file that a capture is to be saved to: what is captured must not be found to have no place at the end."""
     if not isinstance(to, str | Path) or not str(to):
         raise InvalidRequest(f"to must be the name of a file, got {to!r:.80}")
-    path = Path(to).expanduser()
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
+    try:
+        return check_place(to)
+    except (OSError, ValueError, RuntimeError) as error:  # also a null character, a home that is not known
+        why = getattr(error, "strerror", None) or error
         raise InvalidRequest(
-            "a capture cannot be saved there", where=str(path), hint="name a file in a folder of yours"
-        )
-    return path
+            f"a capture cannot be saved there: {why}", where=str(to), hint="name a file in a folder of yours"
+        ) from error
 
 
 def capture(
