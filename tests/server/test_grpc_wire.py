@@ -333,6 +333,28 @@ def test_too_many_pings(served: RunningServer) -> None:
     assert still_serves(served)
 
 
+@pytest.mark.parametrize("calls", [0, 1])
+@pytest.mark.parametrize(
+    "last", [b"", frame(3, 0, 1, bytes(4)), frame(0, 0, 1, b"\0\0\0\1\0half"), frame(6, 0, 0, bytes(8))]
+)
+def test_too_many_pings_at_once(served: RunningServer, calls: int, last: bytes) -> None:
+    """Whatever follows in the same piece, a client is told why, and nothing goes wrong."""
+    events: list[Any] = []
+    stop = served.engine.events.subscribe(events.append)
+    with Wire(served.grpc_url) as wire:
+        for _ in range(calls):
+            wire.call("ModelStreamInfer", end=False)
+        assert wire.answer(wire.call("ServerLive", b""))[0] == 0
+        wire.socket.sendall(frame(6, 0, 0, bytes(8)) * 4 + last)
+        codes = []
+        while not wire.closed:
+            codes += [event.error_code for event in wire.read() if isinstance(event, ngh2.GoAwayReceived)]
+    assert codes == [ngh2.ErrorCode.ENHANCE_YOUR_CALM]
+    assert still_serves(served)
+    stop()
+    assert not [event for event in events if event.level == "error"]
+
+
 def test_the_age_of_a_connection(repository: Any, start: Any) -> None:
     keep = KeepAlive(max_connection_age_ms=200, max_connection_age_grace_ms=200)
     options = replace(OPTIONS, name="aged", grpc=GrpcOptions(keep_alive=keep))

@@ -354,7 +354,9 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         self._plan()
 
     def _end(self) -> None:
-        """Closes once what is to be said has been said."""
+        """Closes once what is to be said has been said. What has come behind that is not looked at."""
         self._flush()
+        self._frames.close()
+        self._on_event = {}  # libnghttp2 has ended the connection, and takes nothing more
         if self.transport is not None:
             self.transport.close()
