@@ -3,13 +3,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scripted_target import INPUTS, ScriptedServer, ScriptedTarget
 
-from workbench.errors import InvalidRequest
+from workbench.config import Edit
+from workbench.errors import ConfigError, InvalidRequest
 from workbench.profiling import Load, Point, Progress, SweepJob, SweepOptions, SweepResult, sweep
 from workbench.records import RunStore
 
@@ -318,6 +320,63 @@ def test_a_disturbed_point_is_measured_again(server: ScriptedServer, attempts: i
     (point,) = sweep(StalledOnce(server), "m", {}, [Load.closed(1, **FAST)], inputs=INPUTS, options=options)
     assert point.valid is valid, point.reasons
     assert any("measured again" in note and "stood still" in note for note in point.notes) is valid
+
+
+class LoadedByOthers(ScriptedTarget):
+    """Somebody loads the model with values of his own in the first window; not all servers number the loads."""
+
+    numbered, loads = True, 0
+
+    def epoch(self, model: str) -> int | None:
+        return super().epoch(model) if self.numbered else None
+
+    def loop_stalls(self) -> list[tuple[int, float]]:
+        if self.loads:
+            return []
+        self.loads += 1
+        self.server.config = {**self.server.config, "max_batch_size": 77}
+        self.reloaded()
+        return [(time.monotonic_ns() - 60_000_000, 50.0)]
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_point_is_measured_again_under_its_own_configuration(server: ScriptedServer, numbered: bool) -> None:
+    target = LoadedByOthers(server)
+    target.numbered = numbered
+    (point,) = sweep(target, "m", {"max_batch_size": [4]}, [Load.closed(1, **FAST)], inputs=INPUTS)
+    assert target.loads == 1
+    assert point.config["max_batch_size"] == 4
+    assert point.valid, point.reasons
+    assert any("measured again" in note for note in point.notes)
+
+
+def test_a_point_whose_configuration_reads_otherwise_is_not_valid(server: ScriptedServer, tmp_path: Path) -> None:
+    class Deaf(ScriptedTarget):
+        def configure(self, model: str, edits: Sequence[Edit]) -> None:
+            super().configure(model, [replace(edit, value=77) for edit in edits])
+
+    store = RunStore(tmp_path)
+    result = sweep(Deaf(server), "m", {"max_batch_size": [4]}, [Load.closed(1, **FAST)], inputs=INPUTS, store=store)
+    (point,) = result
+    assert not point.valid
+    assert not point.stable
+    assert "max_batch_size was set to 4, the server says 77" in point.reasons
+    assert result.best() is None
+    with store.open(result.run_id) as run:
+        assert run.keys() == {""}, "a run that is resumed would take it for a point of the other configuration"
+
+
+def test_a_point_that_cannot_be_configured_again_keeps_why_it_was_not_valid(server: ScriptedServer) -> None:
+    class Once(StalledOnce):
+        def configure(self, model: str, edits: Sequence[Edit]) -> None:
+            if self.calls:
+                raise ConfigError("refused by the script")
+            super().configure(model, edits)
+
+    (point,) = sweep(Once(server), "m", {"max_batch_size": [4]}, [Load.closed(1, **FAST)], inputs=INPUTS)
+    assert not point.valid
+    assert any("stood still" in reason for reason in point.reasons)
+    assert any("not measured again" in note and "refused by the script" in note for note in point.notes)
 
 
 def test_a_printed_sweep_says_why_points_failed() -> None:

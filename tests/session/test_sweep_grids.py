@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def swept(server: wb.Engine, grid: dict[str, Any]) -> SweepResult:
     assert isinstance(result, SweepResult)
     assert [point.error for point in result] == [""] * len(result)
     assert server.config("double").text == before.text
-    assert not [note for point in result for note in point.notes if "was set to" in note]
+    assert not [note for point in result for note in point.reasons if "was set to" in note]
     return result
 
 
@@ -122,15 +121,23 @@ def test_a_value_of_which_no_configuration_can_be_written_is_refused_at_once(eng
     assert [bool(point.error) for point in result] == [True, False]
 
 
-def test_what_the_server_read_otherwise_is_a_note(tmp_path: Path) -> None:
-    from workbench.profiling.paths import read_back_notes
+def test_what_the_server_read_otherwise_is_told() -> None:
+    from workbench.profiling.paths import read_back_differences
 
     config = {"max_batch_size": 8, "instance_group": [{"count": 1}], "parameters": {"A": {"string_value": "x"}}}
-    told = read_back_notes({"max_batch_size": 16, "instance_group[0].count": 1, "optimization.priority": None}, config)
+    told = read_back_differences(
+        {"max_batch_size": 16, "instance_group[0].count": 1, "optimization.priority": None}, config
+    )
     assert told == ["max_batch_size was set to 16, the server says 8"]
-    assert read_back_notes({'parameters["A"]': {"string_value": "x"}}, config) == []
-    (missing,) = read_back_notes({"instance_group[1].count": 2}, config)
+    assert read_back_differences({'parameters["A"]': {"string_value": "x"}}, config) == []
+    (missing,) = read_back_differences({"instance_group[1].count": 2}, config)
     assert "does not have it" in missing
+    preferred = {"max_batch_size": 8, "dynamic_batching": {"preferred_batch_size": [8]}}
+    assert read_back_differences({"dynamic_batching.preferred_batch_size": []}, preferred) == []
+    assert read_back_differences({"dynamic_batching.preferred_batch_size": [4]}, preferred)
+    chosen = {"instance_group": [{"kind": "KIND_CPU"}]}
+    assert read_back_differences({"instance_group[0].kind": "KIND_AUTO"}, chosen) == []
+    assert read_back_differences({"instance_group[0].kind": "KIND_GPU"}, chosen)
 
 
 def test_values_on_the_command_line() -> None:

@@ -17,7 +17,7 @@ from workbench.errors import ConnectionFailed, WorkbenchError
 from workbench.profiling.generators import Place
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measured, Measurer, failed_point
-from workbench.profiling.paths import read_back_notes
+from workbench.profiling.paths import read_back_differences
 from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
 from workbench.profiling.resume import PointKeys
@@ -213,11 +213,11 @@ class Bench:
         return key if key in self.known else ""
 
     def _measured(self, item: Item) -> Outcome:
-        steps = self._step_configs()
         measured = self._run(item)
-        point = _completed(measured.point, steps)
+        point = measured.point
         self.gone = measured.lost
         whole = self._work.keyed and not measured.samples.stopped and not measured.lost
+        whole = whole and not self._read_otherwise(point)  # else it has the key of a point of other settings
         key = self._keys.key(point.load, point.config, point.step_configs) if whole else ""
         if not self._work.keep_samples:
             return Outcome(item, point, key)
@@ -225,15 +225,38 @@ class Bench:
 
     def _run(self, item: Item) -> Measured:
         """Measures a point, once more when it is not valid; the note says why the first attempt was not kept."""
-        measured = self._measurer.run(item.load, item.settings)
+        measured = self._attempt(item)
         for _ in range(self._work.attempts - 1):
-            if measured.point.valid or measured.lost or self._stop.is_set():
+            if measured.point.valid or measured.lost or self._stop.is_set() or lost_of(self._target):
                 break
             first = "; ".join(measured.point.reasons)
-            measured = self._measurer.run(item.load, item.settings)
-            note = f"measured again, the attempt before was not valid: {first}"
-            measured = replace(measured, point=replace(measured.point, notes=(*measured.point.notes, note)))
+            # What disturbed it may have been somebody's load, after which other values are in force.
+            self._applied = None
+            if not self._apply(item.settings) or self._refused:
+                return _noted(measured, f"not measured again: {self.broken or self._refused}")
+            measured = self._attempt(item)
+            measured = _noted(measured, f"measured again, the attempt before was not valid: {first}")
         return measured
+
+    def _attempt(self, item: Item) -> Measured:
+        """A measurement with the steps' configurations; not valid where the server reads a value otherwise: it is of
+        another configuration then than the one that the point stands for."""
+        steps = self._step_configs()
+        measured = self._measurer.run(item.load, item.settings)
+        point = replace(measured.point, step_configs=steps)
+        if otherwise := self._read_otherwise(point):
+            point = replace(point, valid=False, stable=False, reasons=(*otherwise, *point.reasons))
+        return replace(measured, point=point)
+
+    @staticmethod
+    def _read_otherwise(point: Point) -> list[str]:
+        """Which values of a point's settings the server read otherwise."""
+        own = by_model(point.settings, point.model).items()
+        return [
+            text
+            for model, settings in own
+            for text in read_back_differences(settings, point.step_configs.get(model, point.config))
+        ]
 
     def _step_configs(self) -> dict[str, Mapping[str, Any]]:
         """What is loaded of the steps that are swept."""
@@ -319,12 +342,8 @@ class LocalExecutor:
         return "; ".join(complaints)
 
 
-def _completed(point: Point, steps: Mapping[str, Mapping[str, Any]]) -> Point:
-    """A measured point with the steps' configurations, and with a note where the server read a value otherwise."""
-    notes = list(point.notes)
-    for model, own in by_model(point.settings, point.model).items():
-        notes += read_back_notes(own, steps.get(model, point.config))
-    return replace(point, step_configs=steps, notes=tuple(notes))
+def _noted(measured: Measured, note: str) -> Measured:
+    return replace(measured, point=replace(measured.point, notes=(*measured.point.notes, note)))
 
 
 def text_of(error: Exception) -> str:

@@ -120,22 +120,23 @@ def check_grid(grid: Mapping[str, Sequence[Any]], model: str, document: Callable
         raise complaints[0]
 
 
-def read_back_notes(settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+def read_back_differences(settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """What a server says of the values that were set, where it says something else.
 
     Args:
         settings: values by path, as set; None was removed.
         config: the configuration as read back, Triton's JSON.
     """
-    notes = []
+    texts = []
+    filled = [config.get("max_batch_size")]  # what Triton writes where no preferred batch size is given
     for path, asked in settings.items():
         try:
             found, got = _value_at(config, parse_path(path))
         except ConfigError:
             continue  # a target of another kind has paths of its own
-        if asked is not None and not (_agrees(asked, got) if found else not asked):
-            notes.append(f"{path} was set to {asked!r}, the server says {got!r}" if found else _missing(path, asked))
-    return notes
+        if asked is not None and not (_agrees(asked, got, filled) if found else not asked):
+            texts.append(f"{path} was set to {asked!r}, the server says {got!r}" if found else _missing(path, asked))
+    return texts
 
 
 def _missing(path: str, asked: Any) -> str:
@@ -158,14 +159,20 @@ def _value_at(config: Any, steps: Sequence[Step]) -> tuple[bool, Any]:
     return True, config
 
 
-def _agrees(asked: Any, got: Any) -> bool:
-    """Whether what was read back is what was set; a server may complete a message, and write numbers as text."""
+def _agrees(asked: Any, got: Any, filled: Sequence[Any]) -> bool:
+    """Whether what was read back is what was set; a server may complete a message, choose what it is left to choose
+    (an empty list, which it may fill in as ``filled``; ``KIND_AUTO``), and write numbers as text."""
     if isinstance(asked, Mapping):
         return isinstance(got, Mapping) and all(
-            _agrees(value, got.get(str(key))) if str(key) in got else not value for key, value in asked.items()
+            _agrees(value, got.get(str(key)), filled) if str(key) in got else not value for key, value in asked.items()
         )
     if isinstance(asked, list | tuple):
-        return isinstance(got, list) and len(got) == len(asked) and all(map(_agrees, asked, got))
+        if not asked:
+            return not got or got == filled
+        same_length = isinstance(got, list) and len(got) == len(asked)
+        return same_length and all(_agrees(one, other, filled) for one, other in zip(asked, got, strict=True))
+    if asked == "KIND_AUTO":
+        return str(got).startswith("KIND_")
     if isinstance(asked, int | float) and isinstance(got, int | float):
         return abs(float(asked) - float(got)) <= 1e-6 * max(1.0, abs(float(asked)))
-    return asked == got or str(asked) == str(got)
+    return bool(asked == got or str(asked) == str(got))
