@@ -202,3 +202,23 @@ def test_of_whole_numbers_it_is_told_how_many_are_the_same() -> None:
     large = 2**60  # as floats both are the same
     (output,) = between([np.array([large + 1])], [np.array([large])]).outputs
     assert (output.equal, output.max_abs) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", [F, np.float16, np.float64])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "text"),
+    [
+        ([math.nan] * 4, [math.nan] * 4, "NaN: 4 of 4 values, 4 of the reference's"),
+        ([1, 2, math.nan, 4], [1, 2, 3, 4], "NaN: 1 of 4 values, 0 of the reference's"),
+        ([1, 2, 3, 4], [1, math.nan, math.nan, 4], "NaN: 0 of 4 values, 2 of the reference's"),
+        ([1, 2, math.inf, 4], [1, 2, 3, 4], ""),
+    ],
+)
+def test_how_many_values_are_nan_is_told_of_each_side(kind: Any, ours: Any, theirs: Any, text: str) -> None:
+    found = between([np.array([ours], kind)], [np.array([theirs], kind)])
+    (output,) = found.outputs
+    assert text in output.text
+    assert ("NaN" in repr(found)) == bool(text)
+    counts = (output.nans, output.nans_of_reference)
+    assert counts == (sum(map(math.isnan, ours)), sum(map(math.isnan, theirs)))
+    assert (output.to_json()["nans"], output.to_json()["nans_of_reference"]) == counts

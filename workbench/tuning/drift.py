@@ -39,7 +39,8 @@ class OutputDrift:
     cosine similarity of a vector and the reference's; ``neighbours`` is Kendall's tau-b of the similarities of all
     pairs among ``vectors`` of the examples: whether who is nearer to whom stays the same. Vectors that may be either
     have all of these but ``kendall_tau``. ``equal`` is the share of equal elements. What does not apply is nan.
-    ``worst`` is the place of the example that differs most.
+    ``worst`` is the place of the example that differs most. ``nans`` and ``nans_of_reference`` are how many elements
+    are NaN on each side: two of them at one place are taken as equal.
     """
 
     output: str
@@ -60,6 +61,8 @@ class OutputDrift:
     cosine_min: float = math.nan
     neighbours: float = math.nan
     vectors: int = 0
+    nans: int = 0
+    nans_of_reference: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary for JSON, which has neither nan nor infinity: None."""
@@ -89,7 +92,10 @@ class OutputDrift:
         """In a line."""
         kind = f" ({self.kind}: {self.why})" if self.kind is not None else ""
         apart = "" if math.isnan(self.max_abs) else f"max |Δ| {self.max_abs:.2g}, relative {self.max_rel:.2g}"
-        return f"{self.output}{kind}: {', '.join(part for part in (apart, self.used_by) if part)}"
+        nans = ""
+        if self.nans or self.nans_of_reference:
+            nans = f"NaN: {self.nans} of {self.elements} values, {self.nans_of_reference} of the reference's"
+        return f"{self.output}{kind}: {', '.join(part for part in (apart, nans, self.used_by) if part)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +346,8 @@ def _of_output(
         cosine_min=placed.cosine_min,
         neighbours=placed.neighbours,
         vectors=placed.vectors,
+        nans=sum(int(np.isnan(array).sum()) for array in a),
+        nans_of_reference=sum(int(np.isnan(array).sum()) for array in b),
     )
 
 
