@@ -286,6 +286,37 @@ def test_large_messages_wait_for_each_other(served: RunningServer, repository: A
             assert pb.ModelInferResponse.FromString(bytes(data[5:])).raw_output_contents == asked.raw_input_contents
 
 
+@pytest.mark.parametrize(("method", "count"), [("ModelInfer", 1), ("ModelStreamInfer", 3)])
+@pytest.mark.parametrize("past", [-4096, 4096])
+def test_a_packed_message_that_is_alone_has_all_the_memory(
+    repository: Any, start: Any, method: str, count: int, past: int
+) -> None:
+    """Packed it takes three quarters: what it unpacks to takes their place, and needs no room besides."""
+    memory = 3 << 20
+    options = replace(OPTIONS, name="packed", grpc=GrpcOptions(limits=GrpcLimits(memory=memory)))
+    values = np.random.default_rng(1).integers(0, 1 << 48, (memory + past) // 8)
+    asked = pb.ModelInferRequest(model_name="ints")
+    asked.inputs.add(name="INPUT0", datatype="INT64", shape=[1, len(values)])
+    asked.raw_input_contents.append(values.tobytes())
+    packer = zlib.compressobj(wbits=31)
+    packed = packer.compress(asked.SerializeToString()) + packer.flush()
+    assert 2 << 20 < len(packed) < memory
+    with start(repository, options) as server, Wire(server.grpc_url, window=1 << 24) as wire:
+        wire.h2.set_local_window_size(1 << 30)
+        stream = wire.call(method, end=False, headers={"grpc-encoding": "gzip"})
+        for _ in range(count):
+            wire.h2.send_data(stream, b"\1" + len(packed).to_bytes(4, "big") + packed)
+        wire.h2.end_stream(stream)
+        wire.flush()
+        status, text, answers = wire.answer(stream)
+        if past > 0:
+            assert (status, text[: text.index(" that")]) == (8, f"the message unpacks to more than the {memory} bytes")
+        else:
+            assert (status, text) == (0, "")
+            assert answers.count(asked.raw_input_contents[0]) == count
+        assert server._listeners[1].memory.used == 0  # type: ignore[attr-defined]
+
+
 # -- time --------------------------------------------------------------------------------------------------------------
 
 

@@ -60,8 +60,8 @@ class Carrier(Protocol):
     def let_go(self, call: Call, size: int) -> None:
         """A message that was kept is not needed any more."""
 
-    def room(self) -> int:
-        """What a compressed message may unpack to now, in bytes."""
+    def room(self, call: Call, size: int) -> int:
+        """What a compressed message of ``size`` bytes with its framing may unpack to now, in bytes."""
 
     def grown(self, call: Call, size: int, plain: int) -> None:
         """A message of ``size`` bytes has been unpacked to ``plain`` bytes, both with their framing."""
@@ -218,8 +218,9 @@ class Call:
             receiver.message(self._unpacked(message) if is_packed else message)
 
     def _unpacked(self, message: memoryview) -> memoryview:
-        plain = unpacked(message, self._encoding, self._carrier.room())
-        self._carrier.grown(self, message.nbytes + FRAMING, len(plain) + FRAMING)
+        size = message.nbytes + FRAMING
+        plain = unpacked(message, self._encoding, self._carrier.room(self, size))
+        self._carrier.grown(self, size, len(plain) + FRAMING)
         return memoryview(plain)
 
     def _announced(self, size: int) -> None:

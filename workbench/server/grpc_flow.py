@@ -86,17 +86,20 @@ class FlowControl(ABC):
         """See ``Carrier``."""
         self.server.memory.release(call, size)
 
-    def room(self) -> int:
+    def room(self, call: Call, size: int) -> int:
         """See ``Carrier``: what memory has left, or all of it for one that is alone."""
         memory, window = self.server.memory, self.server.options.limits.window
-        return max(window, memory.size - memory.used)
+        return max(window, memory.size - memory.used + self._had(call, size))
 
     def grown(self, call: Call, size: int, plain: int) -> None:
         """See ``Carrier``: what is larger than the window counts as if it had come so."""
-        window = self.server.options.limits.window
-        had = size if size > window else 0
-        if plain > window and plain > had:
+        had = self._had(call, size)
+        if plain > self.server.options.limits.window and plain > had:
             self.server.memory.take(call, plain - had)
+
+    def _had(self, call: Call, size: int) -> int:
+        """What a message of ``size`` bytes was given before it came, which what it unpacks to takes over."""
+        return min(size, call.reserved) if size > self.server.options.limits.window else 0
 
     def _granted(self, call: Call, size: int) -> None:
         if call.stream_id not in self.calls:
