@@ -137,6 +137,11 @@ def test_zero_and_random_are_asked_for_by_name() -> None:
         (pd.DataFrame({"X": [[1, 2, 3], [1, 2]]}), ONE, ("'X' has shape [2]", "dims are [3]", "row 1")),
         (pd.DataFrame({"IDS": [1, 2], "TEXT": ["a", None]}), TWO, ("column 'TEXT'", "is empty", "row 1")),
         (pd.DataFrame({"IDS": [1], "TEXT": ["a"], "note": [3]}), TWO, ("no input for the column note",)),
+        (pd.DataFrame([[1, 2, 3], [1, np.nan, 3]], columns=["X_0", "X_1", "X_2"]), ONE, ("'X_1'", "is empty", "row 1")),
+        ({"X": np.array([[1, 2, None]], object)}, ONE, ("'X' has no value at [0, 2]: None", "request 0", "NaN")),
+        ({"X": [[1, 2, 3e300]]}, ONE, ("'X' has 3e+300 at [0, 2]", "too large for FP32", "request 0", "inf")),
+        ({"X": [[1, "1e400", 3]]}, ONE, ("'X' has 1e400 at [0, 1]", "too large for FP32", "request 0")),
+        ({"X": [[1, 10**400, 3]]}, ONE, ("'X' has a number that is too large for FP32", "request 0")),
         (pd.DataFrame({"X_0": [], "X_1": [], "X_2": []}), ONE, ("no rows",)),
         ("none.csv", ONE, ("no such file of inputs",)),
         ("none.json", ONE, ("no such file of inputs",)),
@@ -185,6 +190,43 @@ def test_files_that_cannot_be_read_are_told_with_their_name(tmp_path: Path) -> N
             sent(tmp_path / name, config)
         assert text in caught.value.message
         assert str(tmp_path) in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "where"),
+    [
+        ("X_0,X_1,X_2\n1,2,3,4,5\n", "line 2 has 5 fields, the head has 3", ""),
+        ("X_0,X_1,X_2\n1,2,3\n\n1,2\n", "line 4 has 2 fields, the head has 3", ""),
+        ('X_0,X_1,X_2\n"1\n",2,3\n1,2,3,\n', "line 4 has 4 fields, the head has 3", ""),
+        ("X_0,X_1,X_2\n1,2,3\n1,,3\n", "column 'X_1' is empty", ", line 3"),
+        ("X_0,X_1,X_2\n1,2,3\n  \n1,2,NA\n", "column 'X_2' (NA) is empty", ", line 4"),
+        ("X_0,X_1,X_2\n1,1e400,inf\n", "column 'X_1' (1e400) is too large", ", line 2"),
+        ("X_0,X_1,X_2\n1,2,3\n1,1e300,3\n", "input 'X' has 1e+300 at [1], which is too large for FP32", ", row 1"),
+    ],
+)
+def test_a_csv_whose_cells_would_be_other_values_is_refused(tmp_path: Path, text: str, said: str, where: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(WorkbenchError) as caught:
+        sent(tmp_path / "x.csv")
+    assert said in caught.value.message
+    assert caught.value.where == f"{tmp_path / 'x.csv'}{where}"
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["TYPE_FP32", "TYPE_FP16", "TYPE_FP64", "TYPE_BF16"])
+def test_nan_and_infinity_are_sent_where_they_are_meant(tmp_path: Path, kind: str) -> None:
+    config = {"max_batch_size": 8, "input": [{"name": "X", "data_type": kind, "dims": [3]}]}
+    (tmp_path / "x.csv").write_text("X_0,X_1,X_2\n1,nan,-inf\n")
+    meant = [1.0, float("nan"), float("-inf")]
+    for given in (tmp_path / "x.csv", {"X": [meant]}, {"X": [["1", "nan", "-inf"]]}, pd.DataFrame({"X": [meant]})):
+        (row,) = {tuple(tensor.data.astype(np.float64)[0]) for tensor in sent(given, config).requests[0].inputs}
+        np.testing.assert_array_equal(row, meant)
+
+
+def test_a_long_text_of_a_csv_is_sent(tmp_path: Path) -> None:
+    config = {"max_batch_size": 8, "input": [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}]}
+    (tmp_path / "x.csv").write_text(f'TEXT\n"{"a,b" * 100_000}"\n')
+    assert rows(sent(tmp_path / "x.csv", config), "TEXT") == [[b"a,b" * 100_000]]
 
 
 def test_inputs_by_class() -> None:

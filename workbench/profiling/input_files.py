@@ -12,6 +12,7 @@ A row is one inference, without the batch axis; as many as a load's ``batch_size
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 import zipfile
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import InvalidRequest, NotFound, Unsupported
+from workbench.errors import InvalidRequest, NotFound, Unsupported, WorkbenchError
 from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE, Datatype
 from workbench.protocol.tensors import as_bytes_array
 from workbench.repository.example_inputs import Example, InputSpec
@@ -64,7 +65,7 @@ def rows_of(inputs: Any, specs: Sequence[InputSpec], optional: Collection[str]) 
         return reader.arrays({reader.only(str(path)): _loaded(path)}, str(path))
     if path.suffix == ".npz":
         return reader.arrays(_loaded(path), str(path))
-    return reader.table(_read_table(path), str(path))
+    return reader.table(_read_table(path), str(path), said=path.suffix != ".parquet")
 
 
 def _loaded(path: Path) -> Any:
@@ -85,7 +86,14 @@ def _read_table(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        lines = _lines(path)
+        frame = pd.read_csv(path, index_col=False)
+        _check_cells(frame, lines, path)
+        return frame
+    except WorkbenchError:
+        raise
     except ImportError as error:
         raise Unsupported(
             "Parquet needs pyarrow, which is not installed", where=str(path),
@@ -93,6 +101,56 @@ def _read_table(path: Path) -> pd.DataFrame:
         ) from error  # fmt: skip
     except Exception as error:
         raise InvalidRequest(f"this table cannot be read: {error}", where=str(path)) from error
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    """The fields of each row of a CSV with the number of its line, the head first; pandas alone would take the first of
+    too many fields as an index, and too few as empty cells.
+
+    Raises:
+        InvalidRequest: a row is longer or shorter than the head.
+    """
+    found: list[tuple[int, list[str]]] = []
+    former = csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader, line = csv.reader(file), 1
+            for fields in reader:
+                if fields and (len(fields) > 1 or not fields[0].isspace()):  # pandas skips empty lines, too
+                    found.append((line, fields))
+                line = reader.line_num + 1
+    finally:
+        csv.field_size_limit(former)
+    for line, fields in found[1:]:
+        if len(fields) != (columns := len(found[0][1])):
+            raise InvalidRequest(
+                f"line {line} has {len(fields)} fields, the head has {columns}", where=str(path),
+                hint="give each line one field for each name in the head; put a text with a comma into quotes",
+            )  # fmt: skip
+    return found
+
+
+_SAID = re.compile(r"\s*[+-]?(nan|inf|infinity)\s*", re.IGNORECASE)
+"""A text that means NaN or infinity, where another one becomes it because there is no number or it is too large."""
+
+
+def _check_cells(frame: pd.DataFrame, lines: list[tuple[int, list[str]]], path: Path) -> None:
+    """Refuses cells that are NaN or infinite without saying so."""
+    if len(lines) != len(frame) + 1:
+        raise InvalidRequest("this table cannot be read: its quotes do not match", where=str(path))
+    for at, name in enumerate(frame.columns):
+        column = frame[name]
+        empty = column.isna().to_numpy()
+        large = np.isinf(column.to_numpy()) if column.dtype.kind == "f" else np.zeros_like(empty)
+        for row in np.flatnonzero(empty | large):
+            line, fields = lines[row + 1]
+            if not _SAID.fullmatch(fields[at]):
+                is_what = "is too large for a number" if large[row] else "is empty"
+                text = f" ({fields[at]:.40})" if fields[at].strip() else ""
+                raise InvalidRequest(
+                    f"column '{name}'{text} {is_what}", where=f"{path}, line {line}",
+                    hint="fill it in; where that is meant, write nan or inf",
+                )  # fmt: skip
 
 
 def as_row(value: Any, spec: InputSpec, where: str) -> NDArray[Any]:
@@ -116,18 +174,14 @@ def typed(value: Any, row: Datatype, what: str, where: str) -> NDArray[Any]:
     """An array of a data type, where that loses nothing but a float's precision.
 
     Raises:
-        InvalidRequest: texts for numbers, fractions for whole numbers, numbers out of range.
+        InvalidRequest: texts for numbers, None, fractions for whole numbers, numbers out of range. NaN and infinity are
+            numbers of a float.
     """
     array = value if isinstance(value, np.ndarray) else _array(value)
     if row.wire == "BYTES":
         return as_bytes_array(array.astype(object))
     if array.dtype == np.object_ or array.dtype.kind in "US":
-        try:
-            array = np.array(array.tolist(), dtype=np.float64 if row.numpy.kind not in "iub" else None)
-            if array.dtype.kind not in "iufb":
-                raise ValueError("texts")
-        except (ValueError, TypeError):
-            raise InvalidRequest(f"{what} is to be of {row.wire}, not of texts or objects", where=where) from None
+        array = _numbers(array, row, what, where)
     if array.dtype == row.numpy:
         return array
     if array.dtype.kind in "cmMV":
@@ -139,7 +193,62 @@ def typed(value: Any, row: Datatype, what: str, where: str) -> NDArray[Any]:
             raise InvalidRequest(
                 f"{what} is to be of {row.wire}: whole numbers from {limits.min} to {limits.max}", where=where
             )
-    return array.astype(row.numpy)
+    with np.errstate(over="ignore"):
+        found = array.astype(row.numpy)
+    if _is_float(row):
+        lost = np.isinf(found) & np.isfinite(array)
+        if lost.any():
+            raise _too_large(array, lost, row, what, where)
+    return found
+
+
+def _is_float(row: Datatype) -> bool:
+    return row.numpy.kind == "f" or row.numpy.name == "bfloat16"  # numpy itself has no such kind
+
+
+def _numbers(array: NDArray[Any], row: Datatype, what: str, where: str) -> NDArray[Any]:
+    """The numbers of an array of objects or texts."""
+    try:
+        given = np.array(array.tolist(), dtype=np.object_)
+        empty = np.array([item is None for item in given.flat], np.bool_).reshape(given.shape)
+        if empty.any():
+            raise InvalidRequest(
+                f"{what} has no value at {_place(empty)}: None",
+                where=where,
+                hint="give a number; NaN is one of a float",
+            )
+        found = np.array(array.tolist(), dtype=np.float64 if row.numpy.kind not in "iub" else None)
+        if found.dtype.kind not in "iufb":
+            raise ValueError("texts")
+    except (ValueError, TypeError):
+        raise InvalidRequest(f"{what} is to be of {row.wire}, not of texts or objects", where=where) from None
+    except OverflowError:
+        raise InvalidRequest(f"{what} has a number that is too large for {row.wire}", where=where) from None
+    if found.dtype.kind == "f":
+        items: list[Any] = given.ravel().tolist()
+        said = [not isinstance(item, str | bytes) or bool(_SAID.fullmatch(_text(item))) for item in items]
+        lost = np.isinf(found) & ~np.array(said, np.bool_).reshape(found.shape)
+        if lost.any():
+            raise _too_large(given, lost, row, what, where)
+    return found
+
+
+def _text(item: str | bytes) -> str:
+    return item if isinstance(item, str) else item.decode("latin-1")
+
+
+def _place(at: NDArray[np.bool_]) -> list[int]:
+    """The index of the first that is true."""
+    return [int(index) for index in np.argwhere(at)[0]]
+
+
+def _too_large(array: NDArray[Any], lost: NDArray[np.bool_], row: Datatype, what: str, where: str) -> InvalidRequest:
+    value = array[lost].flat[0]
+    return InvalidRequest(
+        f"{what} has {value} at {_place(lost)}, which is too large for {row.wire}",
+        where=where,
+        hint="give a number that it can hold; where infinity is meant, give inf",
+    )
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -203,7 +312,8 @@ class _Reader:
             for row in range(next(iter(lengths.values())))
         ]
 
-    def table(self, frame: Any, where: str) -> list[Example]:
+    def table(self, frame: Any, where: str, said: bool = False) -> list[Example]:
+        """The rows of a table; ``said``: its NaN are known to be meant, and not empty cells."""
         columns = self._columns([str(name) for name in frame.columns], where)
         if not len(frame):
             raise InvalidRequest("there are no rows of inputs", where=where)
@@ -215,8 +325,12 @@ class _Reader:
             for name, of in columns.items():
                 cells = [values[column][row] for column in of]
                 for column, cell in zip(of, cells, strict=True):
-                    if cell is None or (isinstance(cell, float) and math.isnan(cell) and _is_gap(self._specs[name][1])):
-                        raise InvalidRequest(f"column '{column}' of input '{name}' is empty", where=place)
+                    nan = isinstance(cell, float) and math.isnan(cell)
+                    if cell is None or (nan and not (said and _is_float(_row(self._specs[name][1])))):
+                        raise InvalidRequest(
+                            f"column '{column}' of input '{name}' is empty", where=place,
+                            hint="fill it in; where NaN is meant, give the rows as arrays, or in a .csv write nan",
+                        )  # fmt: skip
                 example[name] = as_row(cells[0] if of == [name] else cells, self._specs[name], place)
             rows.append(example)
         return rows
@@ -285,8 +399,3 @@ class _Reader:
         for name in self._specs:
             if name not in given and name not in self._optional:
                 raise InvalidRequest(f"input '{name}' is missing", where=where, hint=inputs)
-
-
-def _is_gap(kind: str) -> bool:
-    """Whether a cell that is not a number is an empty cell: in a table of texts or whole numbers it is."""
-    return _row(kind).numpy.kind not in "f"
