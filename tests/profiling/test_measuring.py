@@ -201,6 +201,27 @@ def test_the_window_grows_until_there_are_enough_requests() -> None:
     assert 0.35 < point.duration_s < 2.5
 
 
+def test_fewer_requests_than_were_asked_for_are_not_enough() -> None:
+    window = {"duration_s": 0.2, "max_duration_s": 0.2, "warmup_s": 0.0}
+    with ScriptedServer(lambda n: 0.02) as server:
+        asked, default, had, opened = (
+            measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+            for load in (
+                Load.closed(1, **window, min_requests=1000),
+                Load.closed(1, **window),
+                Load.closed(1, **window, min_requests=3),
+                Load.open(100, "constant", **window, min_requests=1000),
+            )
+        )
+    for point in (asked, opened):
+        assert not point.valid
+        assert any("requests in the window, at least 1000 were asked for" in reason for reason in point.reasons)
+    assert default.valid, default.reasons
+    assert any(f"{default.n} requests in the window, by default it is to have 100" in note for note in default.notes)
+    assert had.valid, had.reasons
+    assert not [text for text in (*had.reasons, *had.notes) if "requests in the window" in text]
+
+
 def test_inputs_come_from_the_model_directory(tmp_path: Path) -> None:
     model = tmp_path / "m"
     model.mkdir()

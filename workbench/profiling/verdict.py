@@ -18,6 +18,9 @@ from workbench.profiling.server_side import ServerSide
 from workbench.profiling.stability import Stability
 from workbench.profiling.target import Target, stalls_between
 
+_DEFAULT_REQUESTS = Load.closed(1).min_requests
+"""What a load is to have where nobody has said how many: then fewer are told of, and no more than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
@@ -26,7 +29,8 @@ class MeasureOptions:
     A point is not valid when the generator's send lag (p99 in an open loop, p50 in a closed one) is above
     ``lag_limit_ms`` and above ``lag_share`` of the same percentile of the latency, or when the server's event loop
     stood still for more than ``stall_share`` of the window, or when programs other than server and generator took more
-    than ``other_cpu_limit`` of the processors while less than a tenth of them was idle. Others that took more than
+    than ``other_cpu_limit`` of the processors while less than a tenth of them was idle, or when it has fewer requests
+    than its load asks for (fewer than a load's default are noted). Others that took more than
     ``other_cpu`` are noted, and so is a panel that was open. ``stability`` is the rule by which a point counts as
     stable: ``interval``, or perf_analyzer's ``three_windows`` (``profiling.stability``). ``clock`` is CLOCK_MONOTONIC.
     """
@@ -76,6 +80,9 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
         notes.append(f"{client.failed} of {total} requests failed; latencies are those of the others")
         if client.failed > total / 2:
             reasons.append(f"most requests failed{said}")
+    short = _short(evidence)
+    if short:
+        (notes if evidence.load.min_requests == _DEFAULT_REQUESTS else reasons).append(short)
     few = too_few(client.n, client.p99_worth)
     if client.n and few:
         notes.append(few)
@@ -105,6 +112,18 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
     if "lost" not in samples.extra:  # else the server has served requests that nobody knows of any more
         reasons += _conservation(evidence)
     return reasons, notes
+
+
+def _short(evidence: Evidence) -> str:
+    """How many requests the window has where it is to have more; nothing of one that was cut short or has none."""
+    samples, asked = evidence.samples, evidence.load.min_requests
+    begin, end = samples.window
+    # The window ends by what ended in it; an open loop's point is about what was scheduled in it.
+    had = max(evidence.client.n, int((samples.ok & (samples.done >= begin) & (samples.done < end)).sum()))
+    if samples.stopped or {"lost", "server_lost"} & samples.extra.keys() or not 0 < had < asked:
+        return ""
+    wanted = f"by default it is to have {asked}" if asked == _DEFAULT_REQUESTS else f"at least {asked} were asked for"
+    return f"{had} requests in the window, {wanted} (max_duration_s gives it longer)"
 
 
 def watchers_of(target: Target) -> str:
