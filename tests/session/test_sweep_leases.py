@@ -17,6 +17,8 @@ from asking import wait_until
 import workbench as wb
 from workbench.errors import NotReady
 from workbench.profiling import Progress, SweepJob, SweepResult
+from workbench.records.holder import Holder
+from workbench.session.journal import JournalDesk
 from workbench.session.remote import TritonServer, WorkbenchServer
 
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
@@ -260,6 +262,74 @@ def test_what_a_killed_sweep_left_on_a_remote_server_is_known_to_whoever_connect
         assert again.model_config("double") == changed
         again.revert("double")
     assert remote.model_config("double") == before
+
+
+def test_a_server_is_one_however_its_address_is_spelled(process: WorkbenchServer, remote: TritonServer) -> None:
+    port = process.url.rsplit(":", 1)[1]
+    desk, holder = JournalDesk(remote), Holder.this_process("sweep of 'double'").to_json()
+    lease = desk.lease("double", holder, 15.0)
+    try:
+        for url in (process.url, f"{process.url}/", f"http://LOCALHOST:{port}", process.grpc_url):
+            with wb.connect(url) as second:
+                assert isinstance(second, TritonServer)
+                with pytest.raises(NotReady, match="'double' is being swept by process"):
+                    JournalDesk(second).lease("double", holder, 15.0)
+    finally:
+        desk.release_lease("double", lease)
+
+
+def test_what_a_killed_sweep_left_is_put_back_by_one_that_spells_the_address_otherwise(
+    process: WorkbenchServer, remote: TritonServer
+) -> None:
+    process.revert("double")
+    before = process.config("double")
+    killed_sweep(remote.url, "", lambda: delay_of(remote) == 70)
+    with wb.connect(process.grpc_url) as again:
+        assert again.config("double").dirty
+        again.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
+    after = process.config("double")
+    assert (after.text, after.dirty, after.effective) == (before.text, False, before.effective)
+
+
+@pytest.mark.parametrize("edit", [{"max_batch_size": [4, 8]}, {"max_batch_size": [16]}, {DELAY: [70]}, {DELAY: [0]}])
+def test_a_sweep_by_address_leaves_a_model_as_saved_where_it_was(
+    process: WorkbenchServer, remote: TritonServer, edit: dict[str, list[int]]
+) -> None:
+    process.revert("double")
+    before = process.config("double")
+    result = remote.sweep("double", edit, concurrency=1, **QUICK)
+    assert isinstance(result, SweepResult)
+    assert [point.error for point in result] == [""] * len(result)
+    assert result.restored
+    after = process.config("double")
+    assert (after.text, after.dirty) == (before.text, False)
+
+
+def test_a_sweep_by_address_leaves_what_was_applied_and_not_saved(
+    process: WorkbenchServer, remote: TritonServer
+) -> None:
+    process.configure("double", f"{DELAY}=123")
+    before = process.config("double")
+    result = remote.sweep("double", {DELAY: [70]}, concurrency=1, **QUICK)
+    assert isinstance(result, SweepResult)
+    assert result.restored
+    after = process.config("double")
+    assert (after.effective, after.dirty) == (before.effective, True)
+    process.revert("double")
+
+
+@pytest.mark.parametrize(("edits", "sizes"), [(["max_batch_size=4"], [4]), (["max_batch_size=16"], [16])])
+def test_the_preferred_size_that_was_made_of_max_batch_size_goes_with_it(
+    process: WorkbenchServer, remote: TritonServer, edits: list[str], sizes: list[int]
+) -> None:
+    process.revert("double")
+    assert remote.model_config("double")["dynamic_batching"]["preferred_batch_size"] == [8]
+    remote.configure("double", *edits)
+    assert remote.model_config("double")["dynamic_batching"]["preferred_batch_size"] == sizes
+    remote.configure("double", "max_batch_size=32", f"dynamic_batching.preferred_batch_size={sizes}")
+    assert remote.model_config("double")["dynamic_batching"]["preferred_batch_size"] == sizes, "it was asked for"
+    remote.revert("double")
+    process.revert("double")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM there")

@@ -1,21 +1,24 @@
 """A remote Triton under a sweep: Triton has no leases, so this user's state directory keeps what must be put back.
 
-A journal a model and address says who sweeps it and what its configuration was. A sweep that is killed leaves its
+A journal a model and server says who sweeps it and what its configuration was. A sweep that is killed leaves its
 journal; whoever sweeps the model next from here puts the configuration back first, and ``connect`` finds it, so that
 ``server.revert(model)`` does. Sweeps of one address from two machines do not see each other's journals: each reads back
-what is loaded after every point, and ends in words when somebody else has changed it.
+what is loaded after every point, and ends in words when somebody else has changed it. A server is its host and port,
+however they are spelled; a server of the workbench on this machine is one by all of its ports.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
 import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from workbench.clock import wall_ms
 from workbench.errors import ConnectionFailed, NotReady, WorkbenchError
@@ -34,6 +37,7 @@ class JournalDesk:
 
     def __init__(self, server: TritonServer) -> None:
         self._server = server
+        self._key = _key(server.url)  # once: a server that dies in the sweep is found no more
 
     def lease(self, name: str, holder: Mapping[str, Any], ttl_s: float, /) -> str:
         """Takes a model: puts back what a killed sweep left, and writes down what is loaded.
@@ -41,7 +45,7 @@ class JournalDesk:
         Raises:
             NotReady: a sweep of it runs from here.
         """
-        path = _path(self._server.url, name)
+        path = _path(self._key, name)
         with _locked(path):
             left = _read(path)
             if left is not None:
@@ -55,11 +59,12 @@ class JournalDesk:
                 _put_back(self._server, name, left)
             lease = secrets.token_hex(8)
             original = self._server.model_config(name)
+            as_saved = self._server.is_as_saved(name)
             _write(
                 path,
                 {
                     "url": self._server.url, "model": name, "lease": lease, "holder": dict(holder),
-                    "original": original, "applied": original, "changing": False,
+                    "original": original, "as_saved": as_saved, "applied": original, "changing": False,
                 },
             )  # fmt: skip
         return lease
@@ -72,12 +77,12 @@ class JournalDesk:
         """
         self._own(name, lease)
         with contextlib.suppress(OSError):
-            _path(self._server.url, name).touch()
+            _path(self._key, name).touch()
 
     def configure(self, name: str, edits: Sequence[Any], /, *, lease: str) -> Any:
         """Applies edits by a load with override. The journal says so before, for whoever comes after a kill."""
         entry = self._own(name, lease)
-        path = _path(self._server.url, name)
+        path = _path(self._key, name)
         _write(path, {**entry, "changing": True})
         try:
             return self._server.configure(name, *edits)
@@ -100,7 +105,7 @@ class JournalDesk:
     def release_lease(self, name: str, lease: str, /) -> str:
         """Loads the configuration that was there, unless somebody else has loaded another one since; reads back what is
         loaded then, and says so where it is not what was there."""
-        path = _path(self._server.url, name)
+        path = _path(self._key, name)
         entry = _read(path)
         if entry is None or entry["lease"] != lease:
             return ""
@@ -120,7 +125,7 @@ class JournalDesk:
         )
 
     def _own(self, name: str, lease: str) -> dict[str, Any]:
-        entry = _read(_path(self._server.url, name))
+        entry = _read(_path(self._key, name))
         if entry is None or entry["lease"] != lease:
             raise NotReady(f"'{name}' is not yours any more: another sweep has taken it", where=self._server.url)
         return entry
@@ -133,9 +138,10 @@ def left_behind(url: str) -> dict[str, dict[str, Any]]:
         paths = sorted((runtime.directory().parent / "sweeps").glob("*.json"))
     except NotReady:  # there is no place for such files: nothing was left in it
         return found
+    key = _key(url)
     for path in paths:
         entry = _read(path)
-        if entry is not None and entry["url"] == url and _is_gone(path, entry):
+        if entry is not None and _key(entry["url"]) == key and _is_gone(path, entry):
             found[str(entry["model"])] = dict(entry["original"])
     return found
 
@@ -143,7 +149,7 @@ def left_behind(url: str) -> dict[str, dict[str, Any]]:
 def forget(url: str, model: str) -> None:
     """What a killed sweep has left is overwritten: somebody has loaded another configuration on purpose."""
     with contextlib.suppress(NotReady, OSError):
-        path = _path(url, model)
+        path = _path(_key(url), model)
         entry = _read(path)
         if entry is not None and _is_gone(path, entry):
             path.unlink(missing_ok=True)
@@ -162,7 +168,7 @@ def _put_back(server: TritonServer, model: str, entry: Mapping[str, Any]) -> Non
     except WorkbenchError:
         return  # it was unloaded: there is nothing that the sweep has left
     if entry["changing"] or now == entry["applied"]:
-        server.put_back(model, entry["original"])
+        server.put_back(model, entry["original"], as_saved=entry.get("as_saved", False))
 
 
 def _is_gone(path: Path, entry: Mapping[str, Any]) -> bool:
@@ -182,8 +188,35 @@ def _directory() -> Path:
     return path
 
 
-def _path(url: str, model: str) -> Path:
-    digest = hashlib.sha256(f"{url.rstrip('/')}\0{model}".encode()).hexdigest()[:24]
+def server_here(url: str) -> runtime.ServerInfo | None:
+    """The server of the workbench on this machine that an address leads to, by any of its ports and names."""
+    place = _place(url)
+    with contextlib.suppress(NotReady):  # there is no place for such files: nothing is known of servers
+        for info in runtime.list_servers():
+            if place in [_place(each) for each in (info["http"], info["grpc"]) if each]:
+                return info
+    return None
+
+
+def _key(url: str) -> str:
+    """One name a server, whatever its address is spelled like."""
+    info = server_here(url)
+    return _place((info["http"] or info["grpc"]) if info is not None else url)
+
+
+def _place(url: str) -> str:
+    """Host, port and path of an address; the names of this machine's loopback are one."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    host = (parts.hostname or "").rstrip(".")
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        host = "localhost" if address.is_loopback or address.is_unspecified else str(address)
+    port = parts.port or (443 if parts.scheme in ("https", "grpcs") else 80)
+    return f"{host}:{port}{parts.path.rstrip('/')}"
+
+
+def _path(key: str, model: str) -> Path:
+    digest = hashlib.sha256(f"{key}\0{model}".encode()).hexdigest()[:24]
     return _directory() / f"{digest}.json"
 
 

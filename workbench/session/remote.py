@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from workbench.server import runtime
 from workbench.server.runtime import ServerInfo
 from workbench.session.given import config_json
 from workbench.session.hints import explain, explained
-from workbench.session.journal import forget, left_behind
+from workbench.session.journal import forget, left_behind, server_here
 from workbench.session.owned import OwnedProcess, log_path, tail
 from workbench.session.pipelines import composing_models, traffic_frame
 from workbench.session.results import CapturedRows, ConfigureResult, ConfigView, SaveResult, Statistics
@@ -343,8 +344,7 @@ class TritonServer(ClientServer):
             self._client.load(model, config=config_json(config))
         finally:
             self._configs.pop(model, None)
-        forget(self.url, model)
-        self._epochs[model] = self._epochs.get(model, 0) + 1
+        self._reloaded(model)
 
     @explained
     def config(self, model: str) -> ConfigView:
@@ -365,7 +365,7 @@ class TritonServer(ClientServer):
         document = ConfigDocument.parse(
             to_text(from_json(before)).encode(), path=f"{self.url}/v2/models/{model}/config"
         )
-        edited = document.edit(list(edits))
+        edited = _without_made_sizes(document, edits)
         nothing = change_class(document.message, edited.message).kind == "none"
         result = ConfigureResult(
             model=model,
@@ -401,16 +401,33 @@ class TritonServer(ClientServer):
             raise
         finally:
             self._configs.pop(model, None)
+        self._reloaded(model)
+
+    def _reloaded(self, model: str) -> None:
+        self._configs.pop(model, None)
         forget(self.url, model)
         self._epochs[model] = self._epochs.get(model, 0) + 1
 
-    def put_back(self, model: str, config: Mapping[str, Any]) -> ConfigureResult:
-        """Loads the model with a configuration that it had (``model_config`` gave it), unless it has it now."""
+    def is_as_saved(self, model: str) -> bool:
+        """Whether what is loaded is what its file says. False where that is not known: only a server of the workbench
+        on this machine tells."""
+        with contextlib.suppress(WorkbenchError), self._control_here() as control:
+            return control is not None and not control.config(model)["dirty"]
+        return False
+
+    def put_back(self, model: str, config: Mapping[str, Any], *, as_saved: bool = False) -> ConfigureResult:
+        """Loads the model with a configuration that it had (``model_config`` gave it), unless it has it now.
+
+        ``as_saved``: it was as its file has it (``is_as_saved``), and is so again, with no override left; if the file
+        has changed since, the configuration counts.
+        """
         started = monotonic_ns()
-        before = self.model_config(model)
-        if config != before:
+        before = after = self.model_config(model)
+        if as_saved and self._back_to_file(model):
+            after = self.model_config(model)
+        if config != after:
             self._override(model, config)
-        after = self.model_config(model)
+            after = self.model_config(model)
         if self._originals.get(model) == after:
             del self._originals[model]
         old, new = (ConfigDocument.parse(to_text(from_json(each)).encode()) for each in (before, after))
@@ -427,6 +444,25 @@ class TritonServer(ClientServer):
             config=after,
         )
 
+    def _back_to_file(self, model: str) -> bool:
+        """Whether the model was another than its file's, and is its file's now."""
+        with contextlib.suppress(WorkbenchError), self._control_here() as control:
+            if control is not None and control.config(model)["dirty"]:
+                control.revert(model)
+                self._reloaded(model)
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def _control_here(self) -> Iterator[ControlClient | None]:
+        """The control plane, where this is a server of the workbench on this machine."""
+        info = server_here(self.url)
+        if info is None or not info["http"]:
+            yield None
+            return
+        with ControlClient(info["http"], info["token"]) as control:
+            yield control
+
     @explained
     def revert(self, model: str) -> ConfigureResult:
         """Loads the model with the configuration that it had when it was first edited from here.
@@ -434,6 +470,19 @@ class TritonServer(ClientServer):
         Not a plain load: after an override Triton keeps that until another one comes.
         """
         return self.put_back(model, self._originals.get(model) or self.model_config(model))
+
+
+def _without_made_sizes(document: ConfigDocument, edits: Sequence[Edit]) -> ConfigDocument:
+    """The edited configuration without the ``preferred_batch_size`` that Triton makes of ``max_batch_size`` where none
+    is given: of another ``max_batch_size`` it makes another one, and refuses one that is above it."""
+    edited = document.edit(list(edits))
+    most, sizes = document.message.max_batch_size, "dynamic_batching.preferred_batch_size"
+    kept = edited.message.max_batch_size == most or any(
+        edit.path == "dynamic_batching" or edit.path.startswith(sizes) for edit in edits
+    )
+    if kept or list(edited.message.dynamic_batching.preferred_batch_size) != [most]:
+        return edited
+    return edited.edit([Edit(sizes, "remove")])
 
 
 def scheduling_choice(config: Mapping[str, Any]) -> str:
