@@ -59,6 +59,22 @@ profile_models:
 """
 
 
+def test_command_lines_have_the_flags_that_a_run_has(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        """
+profile_models:
+  m:
+    parameters: { request_rate: [10] }
+    perf_analyzer_flags:
+      { measurement-interval: 500, input-data: "my inputs.json", request-distribution: poisson, streaming: true }
+""",
+    )
+    (command,) = found["m"].commands()
+    flags = "-p 500 --input-data 'my inputs.json' --request-distribution poisson --streaming"
+    assert command == f"workbench sweep m --rate 10 {flags}"
+
+
 def test_configurations_loads_and_goals_are_taken(tmp_path: Path) -> None:
     found = read(tmp_path, WHOLE)
     resnet = found["resnet"]
@@ -73,6 +89,8 @@ def test_configurations_loads_and_goals_are_taken(tmp_path: Path) -> None:
     assert resnet.points == 2 * 2 * 2 * 2 * 3 * 2
     assert (resnet.p99_ms, resnet.min_throughput, resnet.objectives) == (20.0, 100.0, {"throughput": 1.0})
     assert resnet.options == {"duration_s": 3.0}
+    assert all(command.endswith(" -p 3000") for command in resnet.commands())
+    assert any(note.startswith("at least 100 infer/s") for note in resnet.notes)
     assert [sweep["batch_size"] for sweep in resnet.sweeps()] == [1, 2]
     bert = found["bert"]
     assert bert.grid == {

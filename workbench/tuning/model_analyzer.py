@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,8 +99,20 @@ class ModelPlan:
             words += ["--concurrency", ",".join(map(str, self.concurrency))] if self.concurrency else []
             words += ["--rate", ",".join(f"{each:g}" for each in self.rate)] if self.rate else []
             words += ["-b", str(size)] if size != 1 else []
+            words += self._flags()
             out.append(" ".join(words))
         return out
+
+    def _flags(self) -> list[str]:
+        """The options as words of a command line."""
+        words = []
+        if "duration_s" in self.options:
+            words += ["-p", f"{1000 * self.options['duration_s']:g}"]
+        if "inputs" in self.options:
+            words += ["--input-data", shlex.quote(str(self.options["inputs"]))]
+        if "distribution" in self.options:
+            words += ["--request-distribution", str(self.options["distribution"])]
+        return [*words, "--streaming"] if self.options.get("streaming") else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +351,11 @@ class _Plan:
                     least = value
                 else:
                     self._missing.append(f"constraint {name} {end} {_short(value)}")
+        if least is not None:
+            self._notes.append(
+                f"at least {float(least):g} infer/s: result.best() is the most that holds the latency goal; see "
+                "whether it is enough"
+            )
         return None if p99 is None else float(p99), None if least is None else float(least)
 
 
