@@ -247,7 +247,7 @@ class ModelVersion:
         ticket.cancelled = True
         self.stage.settle()
         if ticket.run is not None:
-            if ticket.flow is not None:  # whoever has gone takes nothing: a model that waits for that would wait for good
+            if ticket.flow is not None:  # whoever has gone takes nothing: the model would wait for good
                 ticket.flow.end()
             return
         self.stage.withdraw()
