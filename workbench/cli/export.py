@@ -22,7 +22,7 @@ EXAMPLE = "workbench export latest --to bundle --p99-ms 100"
 
 _TUNED = (
     "max_batch_size", "dynamic_batching", "sequence_batching", "instance_group", "optimization", "response_cache",
-    "parameters", "model_transaction_policy", "version_policy",
+    "parameters",
 )  # fmt: skip
 _FILLED = re.compile(r"^instance_group\[\d+\]\.(name|kind|gpus)|^optimization\.(in|out)put_pinned_memory")
 
