@@ -15,6 +15,7 @@ from workbench.tuning.compare_result import usable
 from workbench.tuning.drift import Drift
 
 Arrays = Mapping[str, NDArray[Any]]
+"""An answer, or the inputs of a request, by name."""
 
 WELL_FILLED = 0.9
 """A backend that fills batches up to a size is not worth a word where so much of it was asked for."""

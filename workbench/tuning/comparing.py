@@ -29,7 +29,7 @@ from workbench.profiling.target import Target, directory_of
 from workbench.profiling.verdict import MeasureOptions
 from workbench.protocol.tensors import InferenceRequest, Tensor
 from workbench.repository.example_inputs import FILE_NAME, Example, inputs_of, load_example_inputs
-from workbench.tuning.compare_notes import filled, too_short, uncompared
+from workbench.tuning.compare_notes import Arrays, filled, too_short, uncompared
 from workbench.tuning.compare_result import (
     FIGURES,
     CompareResult,
@@ -43,8 +43,6 @@ from workbench.tuning.vectors import Kind
 
 Ask = Callable[[str, Mapping[str, Any]], Mapping[str, NDArray[Any]]]
 """Asks a model once: (name, inputs by its own names) to its outputs."""
-
-Arrays = Mapping[str, NDArray[Any]]
 
 _MOST_BYTES = 2**28
 """So large may the examples be that are drawn besides those of the load."""
