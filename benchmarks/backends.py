@@ -7,9 +7,10 @@ name says where it is more) from its own loop, two batches under way, so that ba
 same rows at once. Blocks of the two take turns in one process.
 
 Goal: at least 0.95 of the bare loop's throughput where a batch takes 5 ms or more. Elsewhere the rows tell what a
-request costs on top. Medians of pairs of blocks; the spread is their range, ``batch_ms`` how long a batch takes bare.
-A framework that is not installed is a row that says so. It takes nine minutes (``--quick``: two), and minutes more the
-first time, when the sample models are built (``--repository``, by default kept beside the downloads).
+request costs on top. Medians of pairs of blocks, which are short and many; the spread is the median's 95 % interval,
+``batch_ms`` how long a batch takes bare. A framework that is not installed is a row that says so. It takes nine minutes
+(``--quick``: two), and minutes more the first time, when the sample models are built (``--repository``, by default kept
+beside the downloads).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 from support import bare_loops
 from support.batch_load import BatchLoad
+from support.paired import interval
 
 from workbench.clock import monotonic_ns
 from workbench.config import Edit, to_json
@@ -97,8 +99,8 @@ class Size:
     seconds: float
 
 
-FULL = Size(8, 1.5)
-QUICK = Size(4, 0.5)
+FULL = Size(30, 0.4)
+QUICK = Size(8, 0.25)
 
 
 def measure(case: Case, repository: Path, size: Size) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def _row(case: Case, bare: list[float], served: list[float]) -> dict[str, Any]:
         values, digits = [a / b for a, b in zip(bare, served, strict=True)], 3
     else:
         values, digits = [1e6 * (b - a) for a, b in zip(bare, served, strict=True)], 1
-    value = statistics.median(values)
+    value, low, high = interval(values)
     return {
         "name": case.name,
         "value": round(value, digits),
@@ -176,7 +178,7 @@ def _row(case: Case, bare: list[float], served: list[float]) -> dict[str, Any]:
         "goal": f">= {GOAL}" if judged else None,
         "met": value >= GOAL if judged else None,
         "n": len(values),
-        "spread": {"min": round(min(values), digits), "max": round(max(values), digits)},
+        "spread": {"low": round(low, digits), "high": round(high, digits)},
         "batch_ms": round(batch_ms, 3),
     }
 
@@ -224,7 +226,7 @@ def _print(row: dict[str, Any]) -> None:
     if row["value"] is None:
         print(f"{row['name']:52} {row['unit']}", flush=True)
         return
-    spread = f"{row['spread']['min']}..{row['spread']['max']}"
+    spread = f"{row['spread']['low']}..{row['spread']['high']}"
     met = {None: "", True: "met", False: "MISSED"}[row["met"]]
     print(
         f"{row['name']:52} {row['value']:8} {row['unit']:20} {spread:>16} n={row['n']:<3} "
