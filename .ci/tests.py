@@ -4,8 +4,9 @@ Many tests here are about real time: a queue's delay, a limit after which a proc
 load. They run on machines with two cores, which other jobs may share, beside the processes that they start; so one of
 thousands may fail of what the machine did meanwhile. Such a test passes when it runs alone, and is printed as FLAKY
 with what it failed of: it is to be mended, but it says nothing about the change. What fails for a reason fails again.
-More than eight at once are no accident, and neither is anything but failed tests (a skip that is on no list, a run that
-was broken off): that fails at once. `make test` itself runs nothing twice.
+A process of pytest-xdist that dies (one of its tests has failed, then) leaves tests that were not run: these run with
+what failed. More than eight at once are no accident, and neither is anything but failed tests (a skip that is on no
+list, a run that was broken off): that fails at once. `make test` itself runs nothing twice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 MOST = 8
 SELECTS = {"test-full": ["-m", "full"]}
@@ -24,42 +26,66 @@ SHOWN = 4000
 """Characters of the end of a failure's text."""
 
 
-def failures(target: str, reports: Path) -> dict[str, str] | None:
-    """The tests that failed with their texts; None where something else has failed than a few tests."""
+def failures(target: str, reports: Path) -> tuple[dict[str, str], list[str]] | None:
+    """The tests that failed with their texts, and those not run; None where something else failed than a few tests."""
     reports.mkdir()
     if subprocess.run(["make", target], env={**os.environ, "WORKBENCH_TEST_REPORTS": str(reports)}).returncode == 0:
-        return {}
+        return {}, []
     runs = [json.loads(path.read_text()) for path in reports.iterdir()]  # a target may run pytest more than once
     failed: dict[str, str] = {}
     for run in runs:
         failed |= run["failed"]
-    whole = all(run["exit_status"] == (1 if run["failed"] else 0) and not run["unlisted_skips"] for run in runs)
-    if not whole or not failed:
+    if not all(map(_told_whole, runs)) or not failed:
         print(f"make {target} failed of something else than a test")
         return None
     if len(failed) > MOST:
         print(f"make {target}: {len(failed)} tests failed; more than {MOST} are not run again")
         return None
-    return failed
+    return failed, [test for run in runs for test in run["not_run"] if test not in failed]
+
+
+def _told_whole(run: dict[str, Any]) -> bool:
+    """Whether a run tells by its failed tests, and those that it did not come to, all that was wrong with it."""
+    if run["not_run"] and run["failed"]:  # pytest-xdist may end of an error of its own (3) where a process dies
+        return run["exit_status"] in (1, 3) and not run["unlisted_skips"]
+    return run["exit_status"] == (1 if run["failed"] else 0) and not run["unlisted_skips"]
+
+
+def run_again(target: str, tests: list[str]) -> bool:
+    """Whether these tests of a target pass."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:  # they may be more than a command line takes
+        names.write("\n".join(tests))
+        names.flush()
+        return not subprocess.run(
+            [sys.executable, "-m", "pytest", *SELECTS.get(target, []), f"@{names.name}"]
+        ).returncode
 
 
 def main(targets: list[str]) -> int:
     """The exit code."""
     failed: dict[tuple[str, str], str] = {}
+    not_run: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for target in targets:
             found = failures(target, Path(scratch) / target)
             if found is None:
                 return 1
-            failed |= {(target, test): text for test, text in found.items()}
+            failed |= {(target, test): text for test, text in found[0].items()}
+            not_run[target] = found[1]
     if len(failed) > MOST:
         print(f"{len(failed)} tests failed; more than {MOST} are not run again")
         return 1
     for target, test in failed:
         print(f"failed once, runs again alone: {test}", flush=True)
-        if subprocess.run([sys.executable, "-m", "pytest", *SELECTS.get(target, []), test]).returncode:
+        if not run_again(target, [test]):
             print(f"FAILED TWICE: {test}")
             return 1
+    for target, tests in not_run.items():
+        if tests:
+            print(f"make {target}: {len(tests)} tests were not run, and run now", flush=True)
+            if not run_again(target, tests):
+                print(f"make {target}: of the tests that were not run, some failed")
+                return 1
     if failed:
         print("FLAKY: failed once, passed alone")
     for (target, test), text in failed.items():

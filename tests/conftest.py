@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import file_order
@@ -105,6 +105,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("files in several processes")
         for text in file_order.told(each for reports in terminalreporter.stats.values() for each in reports):
             terminalreporter.write_line(text)
+    if missing := _not_run(terminalreporter):
+        terminalreporter.write_line(f"NOT RUN: {len(missing)} tests, for a process that ran tests has died", red=True)
     for text in _unlisted(terminalreporter):
         terminalreporter.write_line(f"SKIP NOT ON THE LIST (tests/skips.txt): {text}", red=True)
 
@@ -119,17 +121,36 @@ def _unlisted(reporter: pytest.TerminalReporter) -> list[str]:
     return found
 
 
-def _tell(exit_status: int | None, failed: dict[str, str], unlisted_skips: list[str]) -> None:
+_COLLECTED = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: object, ids: list[str]) -> None:
+    """Keeps what the processes of pytest-xdist are to run: when one dies, some of it may not be run."""
+    node.config.stash[_COLLECTED] = ids  # type: ignore[attr-defined]
+
+
+def _not_run(reporter: pytest.TerminalReporter) -> list[str]:
+    """The tests of a run in several processes that nothing was heard of."""
+    heard = {each.nodeid for reports in reporter.stats.values() for each in reports if hasattr(each, "nodeid")}
+    return [test for test in reporter.config.stash.get(_COLLECTED, []) if test not in heard]
+
+
+def _tell(
+    exit_status: int | None, failed: dict[str, str], unlisted_skips: Sequence[str] = (), not_run: Sequence[str] = ()
+) -> None:
     """Writes what a run found to a file of its own in the folder that WORKBENCH_TEST_REPORTS names, if any."""
     if folder := os.environ.get("WORKBENCH_TEST_REPORTS"):
-        found = {"exit_status": exit_status, "failed": failed, "unlisted_skips": unlisted_skips}
+        found = {
+            "exit_status": exit_status, "failed": failed, "unlisted_skips": unlisted_skips, "not_run": not_run
+        }  # fmt: skip
         (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(found))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A run that does not come to its end leaves a report without an exit status."""
     if not hasattr(session.config, "workerinput"):
-        _tell(None, {}, [])
+        _tell(None, {})
 
 
 @pytest.hookimpl(trylast=True)
@@ -144,4 +165,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     failed: dict[str, str] = {}
     for report in [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]:
         failed.setdefault(report.nodeid, report.longreprtext)
-    _tell(int(session.exitstatus), failed, unlisted)
+    _tell(int(session.exitstatus), failed, unlisted, _not_run(reporter))

@@ -42,17 +42,26 @@ def test_long():
 """
 
 
-def ci(root: Path, tests: str, *targets: str) -> tuple[int, str]:
+DIES = """
+def test_dies():
+    import os
+    if first("dies"):
+        os._exit(1)
+"""
+SPREAD = "-p xdist.plugin -n 2 --dist loadfile --max-worker-restart=0"
+
+
+def ci(root: Path, tests: str, *targets: str, makefile: str = TARGETS) -> tuple[int, str]:
     """Runs the script over a project of its own; gives its exit code and what it printed."""
     (root / "tests").mkdir()
     (root / ".ci").mkdir()
-    (root / "Makefile").write_text(TARGETS)
+    (root / "Makefile").write_text(makefile)
     (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["full"]\n')
     own, _, more = tests.partition("# more")
     (root / "tests" / "test_own.py").write_text(HEAD + own)
     (root / "tests" / "test_more.py").write_text(more or "def test_more():\n    pass\n")
     shutil.copy(ROOT / ".ci" / "tests.py", root / ".ci")
-    for name in ("conftest.py", "file_order.py", "skips.txt"):
+    for name in ("conftest.py", "file_order.py", "file_order.txt", "skips.txt"):
         shutil.copy(ROOT / "tests" / name, root / "tests")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "WORKBENCH_TEST"))}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed, and some take long to start
@@ -113,4 +122,22 @@ def test_what_passes_runs_once(tmp_path: Path) -> None:
     code, said = ci(tmp_path, "def test_well():\n    pass\n", "test")
     assert code == 0
     assert said.count("1 passed") == 2, "the two runs of the target"
+    assert "FLAKY" not in said
+
+
+@pytest.mark.full
+def test_what_a_process_that_dies_leaves_is_run(tmp_path: Path) -> None:
+    others = "".join(f"\ndef test_{n}():\n    pass\n" for n in range(5))
+    code, said = ci(tmp_path, DIES + others, "test", makefile=f"test:\n\t@{PYTEST} {SPREAD} tests\n")
+    assert code == 0, said
+    assert "tests were not run, and run now" in said
+    assert "== make test: tests/test_own.py::test_dies" in said
+
+
+@pytest.mark.full
+def test_what_a_process_that_dies_leaves_may_fail(tmp_path: Path) -> None:
+    own = f"{DIES}\ndef test_bad():\n    assert False\n"
+    code, said = ci(tmp_path, own, "test", makefile=f"test:\n\t@{PYTEST} {SPREAD} tests\n")
+    assert code == 1, said
+    assert "of the tests that were not run, some failed" in said
     assert "FLAKY" not in said
