@@ -138,3 +138,17 @@ def test_putting_back_is_not_kept_from_by_interrupts() -> None:
     do_all([first, second, lambda: done.append(3)], lambda index, error: failed.append((index, str(error))))
     assert done == [1, 3]
     assert failed == [(1, "no")]
+
+
+def test_no_moment_of_putting_back_is_one_in_which_an_interrupt_gets_through() -> None:
+    """One comes while the thread is started, while it is waited for, or as the wait ends."""
+    done: list[int] = []
+    failed: list[Exception] = []
+    for turn in range(300):
+        actions = [lambda turn=turn: done.append(turn), lambda: os.kill(os.getpid(), signal.SIGINT)]
+        try:
+            do_all(actions, lambda index, error: failed.append(error))
+        except KeyboardInterrupt:
+            pytest.fail(f"it got through at turn {turn}")
+    assert not failed
+    assert done == list(range(300))

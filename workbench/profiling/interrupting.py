@@ -37,8 +37,11 @@ def do_all(actions: Sequence[Callable[[], object]], failed: Callable[[int, Excep
 
     ``failed`` hears of the action (its index) that raised.
     """
+    begun, finished = threading.Lock(), threading.Event()
 
     def work() -> None:
+        if not begun.acquire(blocking=False):
+            return  # an interrupt came while it was started: it runs already
         for index, action in enumerate(actions):
             try:
                 action()
@@ -46,12 +49,12 @@ def do_all(actions: Sequence[Callable[[], object]], failed: Callable[[int, Excep
                 failed(index, error)
         finished.set()
 
-    finished = threading.Event()
-    thread = threading.Thread(target=work, name="restore")
-    with contextlib.suppress(KeyboardInterrupt):
-        thread.start()
-    if thread.ident is None:  # interrupted before it began
-        work()
-    while not finished.is_set():
-        with contextlib.suppress(KeyboardInterrupt):
+    while True:
+        # an interrupt comes anywhere, so nothing may stand outside of ``try``, as what a ``with`` does at its end would
+        try:
+            if not begun.locked():
+                threading.Thread(target=work, name="restore").start()
             finished.wait()
+            return
+        except KeyboardInterrupt:
+            pass
