@@ -14,7 +14,7 @@ import pytest
 from workbench.errors import WorkbenchError
 from workbench.profiling import Load, ServerTarget
 from workbench.profiling.plan import VARIANTS
-from workbench.profiling.requests import Prepared, prepare
+from workbench.profiling.requests import Prepared, identity, prepare
 from workbench.profiling.trace import Trace
 from workbench.protocol.tensors import InferenceRequest, Tensor
 
@@ -137,7 +137,14 @@ def test_zero_and_random_are_asked_for_by_name() -> None:
         (pd.DataFrame({"X": [[1, 2, 3], [1, 2]]}), ONE, ("'X' has shape [2]", "dims are [3]", "row 1")),
         (pd.DataFrame({"IDS": [1, 2], "TEXT": ["a", None]}), TWO, ("column 'TEXT'", "is empty", "row 1")),
         (pd.DataFrame({"IDS": [1], "TEXT": ["a"], "note": [3]}), TWO, ("no input for the column note",)),
-        (pd.DataFrame([[1, 2, 3], [1, np.nan, 3]], columns=["X_0", "X_1", "X_2"]), ONE, ("'X_1'", "is empty", "row 1")),
+        (pd.DataFrame({"IDS": [1, np.nan], "TEXT": ["a", "b"]}), TWO, ("'IDS' of input 'IDS'", "is empty", "row 1")),
+        (pd.DataFrame({"IDS": [1, 2], "TEXT": ["a", np.nan]}), TWO, ("'TEXT' of input 'TEXT'", "is empty", "row 1")),
+        (
+            pd.DataFrame({"X_0": [1.0, 2.0], "X_1": ["1", np.nan], "X_2": [1, 2]}),
+            ONE,
+            ("'X_1' of input 'X'", "is empty", "row 1", "a column of floats"),
+        ),
+        (pd.DataFrame([[1, 2, 3, 4]], columns=["X_0", "X_1", "X_1", "X_2"]), ONE, ("two columns 'X_1'",)),
         ({"X": np.array([[1, 2, None]], object)}, ONE, ("'X' has no value at [0, 2]: None", "request 0", "NaN")),
         ({"X": [[1, 2, 3e300]]}, ONE, ("'X' has 3e+300 at [0, 2]", "too large for FP32", "request 0", "inf")),
         ({"X": [[1, "1e400", 3]]}, ONE, ("'X' has 1e400 at [0, 1]", "too large for FP32", "request 0")),
@@ -221,6 +228,34 @@ def test_nan_and_infinity_are_sent_where_they_are_meant(tmp_path: Path, kind: st
     for given in (tmp_path / "x.csv", {"X": [meant]}, {"X": [["1", "nan", "-inf"]]}, pd.DataFrame({"X": [meant]})):
         (row,) = {tuple(tensor.data.astype(np.float64)[0]) for tensor in sent(given, config).requests[0].inputs}
         np.testing.assert_array_equal(row, meant)
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "Float64", "Float32"])
+def test_missing_values_in_columns_of_floats_are_nan(tmp_path: Path, kind: str) -> None:
+    """A forest goes its own way at a missing value."""
+    frame = pd.DataFrame({"X_0": [1.0, 2.0], "X_1": [None, 3.0], "X_2": [5, 6]}).astype({"X_0": kind, "X_1": kind})
+    made = sent(frame)
+    found = {request.inputs[0].data.tobytes() for request in made.requests}
+    assert found == {np.array([[1, np.nan, 5]], np.float32).tobytes(), np.array([[2, 3, 6]], np.float32).tobytes()}
+
+
+def test_missing_values_of_a_parquet_file_are_those_of_its_table(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    frame = pd.DataFrame({"X_0": [1.0], "X_1": [np.nan], "X_2": [2.0]})
+    frame.to_parquet(tmp_path / "x.parquet")
+    (row,) = {tensor.data.tobytes() for tensor in sent(tmp_path / "x.parquet").requests[0].inputs}
+    assert row == np.array([[1, np.nan, 2]], np.float32).tobytes()
+
+
+def test_tables_that_differ_a_little_are_other_inputs() -> None:
+    def told(cells: list[Any]) -> str:
+        return str(identity(pd.DataFrame({"X": cells})))
+
+    assert told([1e-12]) != told([2e-12])
+    assert told([np.nan]) != told([np.inf])
+    assert told([np.array([1.0, 1e-15])]) != told([np.array([1.0, 2e-15])])
+    assert told(["a", "b"]) == told(["a", "b"]) != told(["ab", ""])
+    assert told([[1, 2]]) == told([[1, 2]])
 
 
 def test_a_long_text_of_a_csv_is_sent(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ A row is one inference, without the batch axis; as many as a load's ``batch_size
 
 - a pandas DataFrame, ``.csv`` or ``.parquet``: each column is the input of that name, a cell a number, a text or an
   array; columns ``NAME_0``, ``NAME_1``, ... (or ``NAME[0]``) are the elements of an input; of a model with one input,
-  all columns together where none has its name;
+  all columns together where none has its name; missing values in a column of floats are NaN, for an input of floats
+  (in a ``.csv`` ``nan`` says so, an empty cell is refused);
 - ``.npz``: arrays by input name, the rows along the first axis; ``.npy``: the same of a model with one input;
 - a directory: one file for each input, named as it is (perf_analyzer's form: the raw bytes, little endian; of a text
   its characters) or ``NAME.npy``; or directories of these, a row each, in the order of their names.
@@ -16,7 +17,9 @@ import csv
 import math
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +68,7 @@ def rows_of(inputs: Any, specs: Sequence[InputSpec], optional: Collection[str]) 
         return reader.arrays({reader.only(str(path)): _loaded(path)}, str(path))
     if path.suffix == ".npz":
         return reader.arrays(_loaded(path), str(path))
-    return reader.table(_read_table(path), str(path), said=path.suffix != ".parquet")
+    return reader.table(_read_table(path), str(path))
 
 
 def _loaded(path: Path) -> Any:
@@ -280,6 +283,22 @@ def _shape(shape: tuple[int, ...], dims: list[int]) -> tuple[int, ...] | None:
     return tuple(size // known if dim == -1 else dim for dim in dims)
 
 
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """A column: its ``values``, which are ``empty`` (NaN, None, NA), and whether it is of ``floats``: then those are
+    NaN."""
+
+    values: list[Any]
+    empty: list[bool]
+    floats: bool
+
+
+def _cells(column: Any) -> _Cells:
+    floats = getattr(column.dtype, "kind", "") == "f"  # also of pandas' own Float64
+    values = column.to_numpy(np.float64, na_value=np.nan) if floats else column
+    return _Cells(values.tolist(), column.isna().tolist(), floats)
+
+
 class _Reader:
     def __init__(self, specs: Sequence[InputSpec], optional: Collection[str]) -> None:
         self._specs = {name: (name, kind, dims) for name, kind, dims in specs}
@@ -312,26 +331,28 @@ class _Reader:
             for row in range(next(iter(lengths.values())))
         ]
 
-    def table(self, frame: Any, where: str, said: bool = False) -> list[Example]:
-        """The rows of a table; ``said``: its NaN are known to be meant, and not empty cells."""
-        columns = self._columns([str(name) for name in frame.columns], where)
+    def table(self, frame: Any, where: str) -> list[Example]:
+        """The rows of a table. NaN and missing values are NaN in a column of floats for an input of floats (to a forest
+        they mean something), and refused elsewhere."""
+        names = [str(name) for name in frame.columns]
+        columns = self._columns(names, where)
         if not len(frame):
             raise InvalidRequest("there are no rows of inputs", where=where)
-        values = {str(name): frame[name].tolist() for name in frame.columns}
+        cells = {name: _cells(frame.iloc[:, at]) for at, name in enumerate(names)}
         rows = []
         for row in range(len(frame)):
             place = f"{where}, row {row}"
             example = {}
             for name, of in columns.items():
-                cells = [values[column][row] for column in of]
-                for column, cell in zip(of, cells, strict=True):
-                    nan = isinstance(cell, float) and math.isnan(cell)
-                    if cell is None or (nan and not (said and _is_float(_row(self._specs[name][1])))):
+                for column in of:
+                    found = cells[column]
+                    if found.empty[row] and not (found.floats and _is_float(_row(self._specs[name][1]))):
                         raise InvalidRequest(
                             f"column '{column}' of input '{name}' is empty", where=place,
-                            hint="fill it in; where NaN is meant, give the rows as arrays, or in a .csv write nan",
+                            hint="fill it in; NaN is a value in a column of floats, for an input of floats",
                         )  # fmt: skip
-                example[name] = as_row(cells[0] if of == [name] else cells, self._specs[name], place)
+                values = [cells[column].values[row] for column in of]
+                example[name] = as_row(values[0] if of == [name] else values, self._specs[name], place)
             rows.append(example)
         return rows
 
@@ -364,6 +385,9 @@ class _Reader:
 
     def _columns(self, names: list[str], where: str) -> dict[str, list[str]]:
         """Which columns an input is made of."""
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise InvalidRequest(f"there are two columns '{twice[0]}'", where=where, hint="give each a name of its own")
         found: dict[str, list[str]] = {}
         for name in self._specs:
             if name in names:
