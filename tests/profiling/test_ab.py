@@ -16,10 +16,11 @@ from scripted_target import INPUTS, ScriptedServer, ScriptedTarget
 
 from workbench.errors import ConfigError, InvalidRequest
 from workbench.profiling import ABOptions, ABResult, Load, Point, ab
+from workbench.profiling.ab_result import Block, Side
 from workbench.profiling.ab_verdict import compare_pairs, confidence_of, figure_of, looks
 from workbench.profiling.client_side import client_side
 from workbench.profiling.figures import client_fields
-from workbench.profiling.interleaving import Block, Interleaver, Side
+from workbench.profiling.interleaving import Interleaver
 from workbench.profiling.samples import OK, Samples
 
 S = 1_000_000_000

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.profiling.ab_result import ABResult
     from workbench.profiling.claims import Claim, requests_needed
-    from workbench.profiling.interleaving import ABOptions, ABResult, ab
+    from workbench.profiling.interleaving import ABOptions, ab
     from workbench.profiling.job import SweepJob
     from workbench.profiling.load import Load
     from workbench.profiling.measuring import Measurer, measure
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ABOptions": "interleaving",
-    "ABResult": "interleaving",
+    "ABResult": "ab_result",
     "Claim": "claims",
     "Configurable": "target",
     "InKernelTarget": "target",

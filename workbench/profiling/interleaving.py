@@ -11,48 +11,20 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from workbench.errors import InvalidRequest, NotReady, WorkbenchError
-from workbench.profiling.ab_verdict import (
-    METRICS,
-    Comparison,
-    compare_pairs,
-    confidence_of,
-    deciding_metric,
-    figure_of,
-    looks,
-)
+from workbench.profiling.ab_result import ABBook, ABResult, Block, Name, Side, compare_blocks, usable_pairs
+from workbench.profiling.ab_verdict import METRICS, Comparison, deciding_metric, looks
 from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measurer, failed_point
 from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
-from workbench.profiling.settings import by_model, short_name
-from workbench.profiling.sweep_result import write_point
+from workbench.profiling.settings import by_model
 from workbench.profiling.target import Configurable, lost_of, restore_all
 from workbench.profiling.verdict import MeasureOptions
 from workbench.records.runs import RunStore
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-Name = Literal["A", "B"]
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two: the settings that are applied (values by path), of which model; none leaves it as it is."""
-
-    name: Name
-    model: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """In a line."""
-        settings = ", ".join(f"{short_name(path)} {value}" for path, value in self.settings.items())
-        return f"{self.model} {settings or 'as configured'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,85 +50,6 @@ class ABOptions:
             raise InvalidRequest(f"there is no figure {self.metric!r} to decide by", hint=f"there are {known}")
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A measured block: whose, in which pair (from 0), and its point."""
-
-    side: Name
-    pair: int
-    point: Point
-
-
-@dataclass(frozen=True, slots=True)
-class ABResult:
-    """Two configurations compared. ``blocks`` are in the order of measuring, failed and not valid ones among them.
-
-    ``faster`` is ``A``, ``B`` or empty; ``comparisons`` has every figure, each with its own interval; ``metric`` is the
-    one that decides. ``stopped`` says that it was ended early, ``error`` what broke it off, ``unstored`` why the store
-    does not have it.
-    """
-
-    a: Side
-    b: Side
-    load: Load
-    blocks: tuple[Block, ...]
-    comparisons: Mapping[str, Comparison]
-    metric: str
-    stopped: bool = False
-    restored: bool = True
-    error: str = ""
-    unstored: str = ""
-
-    @property
-    def faster(self) -> Literal["A", "B", ""]:
-        """The better side, if there is one."""
-        return self.comparisons[self.metric].faster
-
-    @property
-    def verdict(self) -> str:
-        """In a sentence, by the figure that decides."""
-        if self.error:
-            return f"no verdict: {self.error}"
-        return self.comparisons[self.metric].text
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row a block: side, pair, and the point's row."""
-        import pandas as pd
-
-        return pd.DataFrame([{"side": b.side, "pair": b.pair, **b.point.row()} for b in self.blocks])
-
-    def save(self, store: RunStore, *, title: str = "") -> str:
-        """Writes the blocks as a run of the store, with the verdict, and gives its id."""
-        sides = {side.name: {"model": side.model, "settings": dict(side.settings)} for side in (self.a, self.b)}
-        about = {"sides": sides, "verdict": self.verdict, "load": self.load.to_json(), "seed": self.load.seed}
-        with store.create("ab", model=self.a.model, title=title, **about) as run:
-            for block in self.blocks:
-                write_point(run, block.point, "")
-            run.finish("failed" if self.error else "stopped" if self.stopped else "done")
-            return run.id
-
-    def __repr__(self) -> str:
-        lines = [self.verdict, f"  A: {self.a.label}", f"  B: {self.b.label}", f"  {self.load.label}"]
-        lines += [f"  {each.text}" for name, each in self.comparisons.items() if name != self.metric]
-        left_out = {why: None for block in self.blocks if not _usable(block) for why in _why(block)}
-        if self.stopped:
-            lines.append("  stopped before its end")
-        if not self.restored:
-            lines.append("  ! the configuration could not be restored")
-        lines += [f"  ! a block was left out: {why}" for why in left_out]
-        lines += [f"  ! {self.unstored}"] if self.unstored else []
-        return "\n".join(lines)
-
-
-def _usable(block: Block) -> bool:
-    return block.point.valid and not block.point.failed and not block.point.error
-
-
-def _why(block: Block) -> list[str]:
-    failed = [f"{block.point.failed} requests failed"] if block.point.failed else []
-    return [block.point.error] if block.point.error else [*block.point.reasons, *failed][:1]
-
-
 MeasureBlock = Callable[[Side, Load], Point]
 """Applies a side and measures one block."""
 
@@ -176,22 +69,23 @@ class Interleaver:
         on_block: Callable[[Block], None] | None = None,
     ) -> None:
         self._sides = (a, b)
-        self._load = load
+        self.load = load
         self._measure = measure
         self._options = options if options is not None else ABOptions()
         self._stop = stop if stop is not None else threading.Event()
         self._on_block = on_block
-        self._metric = self._options.metric or deciding_metric(load)
+        self.metric = self._options.metric or deciding_metric(load)
+        self.looks = tuple(looks(self._options.pairs, self._options.max_pairs))
+        """After how many pairs there is a look."""
         self.blocks: list[Block] = []
         self.pair = 0
         """The number of the pair that is being measured."""
 
     def run(self) -> None:
         """Measures until it is decided; what has been measured is in ``blocks``, also when this raises."""
-        plan = looks(self._options.pairs, self._options.max_pairs)
         order = random.Random(self._options.seed)
-        for target in plan:
-            while len(self._pairs()) < target:
+        for target in self.looks:
+            while len(usable_pairs(self.blocks)) < target:
                 # A pair that is not valid is measured again, but not for ever: the machine may stay busy.
                 if self._stop.is_set() or self.pair >= 2 * self._options.max_pairs:
                     return
@@ -200,47 +94,38 @@ class Interleaver:
                 for side in sides:
                     if self._stop.is_set():
                         return
-                    self._keep(Block(side.name, self.pair, self._measure(side, self._of_pair(self.pair))))
+                    self.keep(Block(side.name, self.pair, self._measure(side, self._of_pair(self.pair))))
                 self.pair += 1
-            if self.compare()[self._metric].faster:
+            if self.compare()[self.metric].faster:
                 return
 
-    def _of_pair(self, pair: int) -> Load:
-        return replace(self._load, seed=self._load.seed + pair)
+    def side(self, name: Name) -> Side:
+        """The side of that name."""
+        return self._sides[0 if name == "A" else 1]
 
-    def _keep(self, block: Block) -> None:
+    def _of_pair(self, pair: int) -> Load:
+        return replace(self.load, seed=self.load.seed + pair)
+
+    def keep(self, block: Block) -> None:
+        """Takes a block, and tells of it."""
         self.blocks.append(block)
         if self._on_block is not None:
             self._on_block(block)
 
-    def _pairs(self) -> list[dict[str, Point]]:
-        """The pairs of which both blocks may be believed."""
-        found: dict[int, dict[str, Point]] = {}
-        for block in self.blocks:
-            if _usable(block):
-                found.setdefault(block.pair, {})[block.side] = block.point
-        return [pair for pair in found.values() if len(pair) == 2]
-
     def compare(self) -> dict[str, Comparison]:
-        """Every figure over the pairs so far, each with the confidence of one look among those that are planned."""
-        pairs = self._pairs()
-        confidence = confidence_of(len(looks(self._options.pairs, self._options.max_pairs)))
-        return {
-            name: compare_pairs(
-                name, [figure_of(p["A"], name) for p in pairs], [figure_of(p["B"], name) for p in pairs], confidence
-            )
-            for name in METRICS
-        }
+        """Every figure over the pairs so far."""
+        return compare_blocks(self.blocks, self.looks)
 
     def result(self, *, stopped: bool = False, restored: bool = True, error: str = "") -> ABResult:
         """What there is."""
         a, b = self._sides
-        if not error and not stopped and self.blocks and not self._pairs():
+        if not error and not stopped and self.blocks and not usable_pairs(self.blocks):
             error = "no pair of blocks is valid: " + "; ".join(
-                dict.fromkeys(why for block in self.blocks for why in _why(block))
+                dict.fromkeys(why for block in self.blocks for why in block.why)
             )
         return ABResult(
-            a, b, self._load, tuple(self.blocks), self.compare(), self._metric, stopped, restored, error
+            a, b, self.load, tuple(self.blocks), self.compare(), self.metric, stopped, restored, error,
+            looks=self.looks,
         )  # fmt: skip
 
 
@@ -253,13 +138,16 @@ def ab(
     *,
     against: str = "",
     inputs: Inputs = None,
+    store: RunStore | None = None,
+    title: str = "",
     stop: threading.Event | None = None,
     on_block: Callable[[Block], None] | None = None,
     options: ABOptions | None = None,
 ) -> ABResult:
     """Compares two configurations in interleaved blocks; the original one is applied again whatever happens.
 
-    Ctrl-C or ``stop`` end it early; what was measured until then is kept and judged.
+    Ctrl-C or ``stop`` end it early; what was measured until then is kept and judged. Whoever is killed leaves a run
+    with the blocks so far (``ABResult.open``).
 
     Args:
         target: the server.
@@ -269,23 +157,27 @@ def ab(
         load: of one block; its ``duration_s`` is not prolonged.
         against: the model of B, where that is another one.
         inputs: what to send; None takes each model's example inputs.
+        store: where to write the blocks, each as soon as it is measured.
+        title: what a person calls the run.
         stop: once set, ends it.
-        on_block: hears of each block.
+        on_block: hears of each block, once it is stored.
         options: how long it is tried, and by which figure it is decided.
 
     Raises:
         NotReady: somebody else changes the model's configuration now.
+        InternalError: nothing can be written to the store; nothing has been measured then.
     """
     options = options if options is not None else ABOptions()
     stop = stop if stop is not None else threading.Event()
     sides = Side("A", model, dict(a)), Side("B", against or model, dict(b))
-    block = replace(load, max_duration_s=load.duration_s)
+    block = load.block
     with ExitStack() as stack:
         measurers = {
             name: stack.enter_context(Measurer(target, name, inputs=inputs, stop=stop, options=options.measure))
             for name in dict.fromkeys(side.model for side in sides)
         }
         switch = _Switch(target, sides)
+        book: ABBook | None = None
 
         def measure(side: Side, load: Load) -> Point:
             switch.to(side)
@@ -294,22 +186,43 @@ def ab(
                 raise NotReady(lost)
             return point
 
-        run = Interleaver(*sides, block, measure, options=options, stop=stop, on_block=on_block)
-        error, complaints = "", list[str]()
+        def keep(block: Block) -> None:
+            if book is not None:
+                book.write(block)
+            if on_block is not None:
+                on_block(block)
+
+        run = Interleaver(*sides, block, measure, options=options, stop=stop, on_block=keep)
+        complaints: list[str] = []
         switch.hold()
         try:
-            with interrupt_stops(stop):
-                run.run()
-        except KeyboardInterrupt:
-            stop.set()
-        except WorkbenchError as broke:
-            error = f"{switch.now} could not be measured: {broke.message}"
-            failed = next(side for side in sides if side.name == switch.now)
-            run.blocks.append(Block(failed.name, run.pair, failed_point(failed.model, block, failed.settings, error)))
+            if store is not None:
+                about = (store, sides, block, run.metric, run.looks)
+                book = stack.enter_context(ABBook(*about, title=title, url=target.url))
+            error = _run(run, switch, stop)
         finally:
             complaints = switch.back()
-    error = "; ".join([*([error] if error else []), *complaints])
-    return run.result(stopped=stop.is_set(), restored=not complaints, error=error)
+        error = "; ".join([*([error] if error else []), *complaints])
+        result = run.result(stopped=stop.is_set(), restored=not complaints, error=error)
+        if book is None:
+            return result
+        book.finish(result)
+        return replace(result, run_id=book.run.id, unstored=book.unstored)
+
+
+def _run(run: Interleaver, switch: _Switch, stop: threading.Event) -> str:
+    """Runs it to its end, or until it is interrupted; gives what broke it off, or nothing."""
+    try:
+        with interrupt_stops(stop):  # also while a block is being stored
+            run.run()
+    except KeyboardInterrupt:
+        stop.set()
+    except WorkbenchError as broke:
+        side = run.side(switch.now)
+        error = f"{side.name} could not be measured: {broke.message}"
+        run.keep(Block(side.name, run.pair, failed_point(side.model, run.load, side.settings, error)))
+        return error
+    return ""
 
 
 class _Switch:
