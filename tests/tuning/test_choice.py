@@ -16,6 +16,14 @@ def test_the_highest_throughput_within_the_goal_is_taken() -> None:
     assert "goal of 50 ms" in choose(points, p99_ms=50).text
 
 
+def test_a_goal_that_is_held_by_too_few_requests_is_not_shown_to_be_held() -> None:
+    few = point(300, 40, n=100, p99_worth=100.0)
+    assert "not shown: p99 needs at least 459 requests, had 100" in choose([few], p99_ms=50).text
+    enough = point(300, 40, n=2000, p99_worth=2000.0, p99_claimable_ms=48.0)
+    assert "not shown" not in choose([enough], p99_ms=50).text
+    assert "not shown" not in choose([few]).text
+
+
 def test_among_those_too_close_to_call_the_lower_latency_is_taken() -> None:
     points = [point(500, 90, settings={"a": 1}), point(495, 60, settings={"a": 2}), point(300, 10, settings={"a": 3})]
     choice = choose(points)

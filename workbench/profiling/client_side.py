@@ -177,7 +177,7 @@ def _littles_law(samples: Samples, ended: NDArray[np.bool_]) -> tuple[float, str
     until = np.where(samples.done > 0, samples.done, end)
     inside = np.minimum(until, end) - np.maximum(samples.sent, begin)
     under_way = float(np.clip(inside[started], 0, None).sum()) / max(end - begin, 1)
-    latency = (samples.done - samples.sent)[ended]
+    latency = (samples.done - samples.sent)[ended & started]  # what was refused unsent was never under way
     if len(latency) == 0 or latency.sum() == 0:
         return math.nan, ""
     expected = float(latency.sum()) / max(end - begin, 1)

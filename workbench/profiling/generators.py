@@ -161,6 +161,7 @@ class _Lead:
         self._lead_ns = lead_ns
         self._job = job
         self._load = job.load
+        self._least_ns = 0 if job.load.requests else int(job.load.duration_s * 1e9)
         self._on_event = on_event
         self._stop = stop
         self._news = news
@@ -273,7 +274,7 @@ class _Lead:
         elif phase == "opening" and now >= self._window[0]:
             self._phase = "window"
             self._on_event({"event": "window", "start": self._window[0]})
-        elif phase == "window" and now >= max(self._window[0] + int(load.duration_s * 1e9), self._look):
+        elif phase == "window" and now >= max(self._window[0] + self._least_ns, self._look):
             self._look = now + _LOOK_NS
             if now >= self._window[0] + int(load.longest_s * 1e9) or self._enough():
                 self._finish(now)
@@ -317,7 +318,7 @@ class _Lead:
 
     def _enough(self) -> bool:
         done, latency, known = self._answers()
-        begin = self._window[0]
-        if int(((done >= begin) & (done < known)).sum()) < self._load.min_requests:
+        begin, load = self._window[0], self._load
+        if int(((done >= begin) & (done < known)).sum()) < (load.requests or load.min_requests):
             return False
-        return known_well(done, latency, begin, known, self._load.clients)
+        return bool(load.requests) or known_well(done, latency, begin, known, self._load.clients)

@@ -51,6 +51,7 @@ class KernelLoad:
         self._offsets = self._sender.offsets
         self._next = 0
         self._start = self._began = 0
+        self._left, self._count_from, self._counted_at = load.requests, 0, 0
         self._lost = ""
 
     def run(self) -> Samples:
@@ -65,16 +66,12 @@ class KernelLoad:
             warmup = int(load.longest_warmup_s * 1e9)
             self._next, self._start = bisect.bisect_left(self._offsets, warmup), begin - warmup
         self._on_event({"event": "window", "start": begin})
-        self._until(begin + int(load.duration_s * 1e9))
-        longest = begin + int(load.longest_s * 1e9)
-        while True:
-            end = clock()
-            enough = recorder.answered - answered >= load.min_requests
-            if self._over or end >= longest:
-                break
-            if enough and recorder.known_well(begin, end, load.clients):
-                break
-            self._until(min(longest, end + 2 * _TICK_NS))
+        if load.requests:
+            self._count_from = begin
+            self._until(begin + int(load.longest_s * 1e9))
+            end = self._counted_at or clock()
+        else:
+            end = self._settled(begin, answered)
         if not self._stop.is_set():
             self._send_arrivals(end)  # this thread may have stood still: what was due in the window is in the books
         self._sender.finish(end)
@@ -85,6 +82,19 @@ class KernelLoad:
         if self._lost:
             samples.extra["server_lost"] = self._lost
         return samples
+
+    def _settled(self, begin: int, answered: int) -> int:
+        """Goes on until a window that began with so many answers is long enough; gives its end."""
+        load, clock, recorder = self._load, self._clock, self._recorder
+        self._until(begin + int(load.duration_s * 1e9))
+        longest = begin + int(load.longest_s * 1e9)
+        while True:
+            end = clock()
+            if self._over or end >= longest:
+                return end
+            if recorder.answered - answered >= load.min_requests and recorder.known_well(begin, end, load.clients):
+                return end
+            self._until(min(longest, end + 2 * _TICK_NS))
 
     def _warm_up(self) -> dict[str, Any]:
         load, clock, begin = self._load, self._clock, self._start
@@ -120,8 +130,8 @@ class KernelLoad:
             answers.put((number, clock(), getattr(error, "message", None) or f"{type(error).__name__}: {error}", True))
 
     def _until(self, deadline: int) -> None:
-        """Sends and receives until a time, or until it is over."""
-        while not self._over:
+        """Sends and receives until a time, until so many are answered, or until it is over."""
+        while not self._over and not self._counted_at:
             now = self._clock()
             if now >= deadline:
                 return
@@ -168,6 +178,10 @@ class KernelLoad:
         if not self._recorder.finish(number, error):
             return
         self._recorder.done[number] = done
+        if self._count_from and error is None and done >= self._count_from:
+            self._left -= 1
+            if self._left == 0:
+                self._counted_at = done + 1  # it is the last one of the window
         client = self._sender.ended(number, error is None)
         if client is None:
             return

@@ -48,6 +48,11 @@ class Load:
     points stays under a minute. A trace and bursts have a warm-up of ``warmup_s`` exactly, a trace also a window of its
     own length. After the window answers are awaited for up to ``drain_s``.
 
+    With ``requests`` the window ends with the answer that makes so many, however short or long that is, as
+    perf_analyzer's count windows do; at the latest after ``max_duration_s`` (0: ten minutes, of an open loop three
+    times what its rate takes). Several ``generators`` end it up to a tenth of a second later. A point with fewer is not
+    valid.
+
     ``batch_size`` is the number of rows of one request. An open loop holds at most ``max_in_flight`` requests; what
     would exceed that is counted as failed. ``streaming`` sends to the endpoint that
     gives any number of responses to a request and stamps each of them; a decoupled model is measured so anyway.
@@ -97,6 +102,7 @@ class Load:
     shared_memory: SharedMemory = "none"
     output_bytes: int = 102_400
     mix: tuple[tuple[str, Load], ...] = ()
+    requests: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -123,6 +129,8 @@ class Load:
             raise InvalidRequest(f"sequence_length_variation must be below 1, got {self.sequence_length_variation}")
         if (self.kind == "mixed") != bool(self.mix):
             raise InvalidRequest("a mixed load has classes, and no other has", hint="Load.classes({...})")
+        if self.trace and self.requests:
+            raise InvalidRequest("a replay sends what its trace has: it cannot end after a number of requests")
         if self.distribution == "trace" and not self.trace:
             raise InvalidRequest("a replay needs a trace", hint="Load.replay(FILE)")
         if self.mix and 0 < self.clients < self.generators:
@@ -241,7 +249,15 @@ class Load:
     @property
     def longest_s(self) -> float:
         """How long the measured window may become."""
+        if self.requests:
+            rate = sum(part.rate for part in self.parts if part.kind == "open")
+            return self.max_duration_s or (max(_SOON_S, 3 * self.requests / rate) if rate else _COUNTING_S)
         return max(self.duration_s, self.max_duration_s or (1 if self.trace else 2) * self.duration_s)
+
+    @property
+    def block(self) -> Load:
+        """The same with a window that is not prolonged, so that blocks which are compared are of one length."""
+        return self if self.requests else replace(self, max_duration_s=self.duration_s)
 
     @property
     def label(self) -> str:
@@ -289,9 +305,11 @@ class Load:
 
 _FIRST_OPTION = [item.name for item in fields(Load)].index("generators") + 1
 _DEFAULTS = asdict(Load())
+_COUNTING_S = 600.0
+_SOON_S = 10.0
 _OF_THE_WHOLE = (
-    "duration_s", "warmup_s", "seed", "min_requests", "max_duration_s", "max_warmup_s", "drain_s", "max_in_flight",
-    "generators", "shared_memory", "output_bytes",
+    "duration_s", "warmup_s", "seed", "requests", "min_requests", "max_duration_s", "max_warmup_s", "drain_s",
+    "max_in_flight", "generators", "shared_memory", "output_bytes",
 )  # fmt: skip
 
 

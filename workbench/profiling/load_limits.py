@@ -32,6 +32,7 @@ _WHOLE: dict[str, tuple[int, int]] = {
     "batch_size": (1, 2**31 - 1),
     "seed": (0, 2**63 - 1),
     "min_requests": (0, MAX_REQUESTS),
+    "requests": (0, MAX_REQUESTS),
     "max_in_flight": (1, MAX_REQUESTS),
     "generators": (1, MAX_GENERATORS),
     "priority": (0, 2**32 - 1),

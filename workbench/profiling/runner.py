@@ -89,8 +89,11 @@ class LoadRun:
         self._sending = False
         self._stopped = False
         self._over = asyncio.Event()
+        self._counted = asyncio.Event()
+        """Set with the answer that ends a window of so many requests."""
         self._empty = asyncio.Event()
         self._window = [0, 0]
+        self._counts = False
         self._cpu = [0.0, 0.0]
         self._answered_before = 0
         self._paused = 0
@@ -149,6 +152,7 @@ class LoadRun:
 
     def _break_off(self) -> None:
         self._over.set()
+        self._counted.set()
         if self.led is not None:
             self.led.release(self.clock())
 
@@ -196,6 +200,9 @@ class LoadRun:
     def _done(self, number: int, error: str | None) -> None:
         if not self.recorder.finish(number, error):
             return
+        if self._counts and self._in_window() >= self.load.requests and not self._counted.is_set():
+            self._window[1] = self.recorder.done[number] + 1  # it is the last one of the window
+            self._counted.set()
         client = self._sender.ended(number, error is None)
         if client is not None and not self._stopped:
             if error is not None:
@@ -232,15 +239,29 @@ class LoadRun:
         self._open_window()
         begin = self._window[0]
         longest = begin + int(load.longest_s * 1e9)
-        await self._until(begin + int(load.duration_s * 1e9))
+        if load.requests:
+            await self._count(longest)
+        else:
+            await self._settle(begin + int(load.duration_s * 1e9), longest)
+        self._cease()
+        self.emit({"event": "window_end", "start": self._window[0], "end": self._window[1]})
+
+    async def _settle(self, least: int, longest: int) -> None:
+        """The window lasts until ``least``, and on until its figures are known, or until ``longest``."""
+        await self._until(least)
         while True:
             # The window ends before it is looked at: looking takes a moment in which nothing is sent.
             self._window[1], self._cpu[1] = self.clock(), _cpu_s()
             if self._over.is_set() or self._window[1] >= longest or self._enough():
-                break
+                return
             await self._until(min(longest, self._window[1] + _LOOK_NS))
-        self._cease()
-        self.emit({"event": "window_end", "start": self._window[0], "end": self._window[1]})
+
+    async def _count(self, longest: int) -> None:
+        """The window lasts until so many requests are answered, or until ``longest``."""
+        self._counts = True
+        await self._until(longest, self._counted)
+        self._counts = False
+        self._window[1], self._cpu[1] = self._window[1] or self.clock(), _cpu_s()
 
     async def _called(self, led: Led) -> int:
         """Waits for the common start, with closed loops also until it is there: open ones have a timer for that, which
@@ -306,14 +327,16 @@ class LoadRun:
     def _in_window(self) -> int:
         return self.recorder.answered - self._answered_before
 
-    async def _until(self, deadline: int) -> None:
-        """Waits, with signs of life; ends early when stopped, or when nothing has ever been answered but errors."""
-        while not self._over.is_set():
+    async def _until(self, deadline: int, event: asyncio.Event | None = None) -> None:
+        """Waits, also for an event, with signs of life; ends early when stopped, or when nothing has ever been answered
+        but errors."""
+        event = event if event is not None else self._over
+        while not self._over.is_set() and not event.is_set():
             left = deadline - self.clock()
             if left <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), min(left / 1e9, 0.2))
+                await asyncio.wait_for(event.wait(), min(left / 1e9, 0.2))
             self._show_life()
 
     def _show_life(self) -> None:

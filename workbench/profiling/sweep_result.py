@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from workbench.profiling.best import best_and_tied, usable_points
+from workbench.profiling.claims import too_few
 from workbench.profiling.point import Point
 from workbench.records.runs import Run, RunStore
 
@@ -105,17 +106,22 @@ class SweepResult(Sequence[Point]):
         names = (*self.grid, "load", "infer/s", "p50 ms", "p99 ms", "mean batch", "verdict")
         cells = [names]
         for point in self.points:
-            figures = (point.throughput, point.p50_ms, point.p99_ms, point.mean_batch)
+            throughput, p50, p99, batch = (
+                f"{value:.2f}" for value in (point.throughput, point.p50_ms, point.p99_ms, point.mean_batch)
+            )
             settings = (str(point.settings.get(path)) for path in self.grid)
-            cells.append((*settings, point.load.label, *(f"{value:.2f}" for value in figures), point.verdict))
+            p99 += "?" if point.n and too_few(point.n, point.p99_worth) else ""
+            cells.append((*settings, point.load.label, throughput, p50, p99, batch, point.verdict))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         rows = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
         return "\n".join([head, *rows, *self._why_not()])
 
     def _why_not(self) -> list[str]:
-        """Why points failed or must not be believed, each reason once."""
+        """Why points failed or must not be believed, each reason once, and which p99 rest on too few requests."""
         reasons = (p.error or "; ".join(p.reasons) for p in self.points if not p.valid)
-        return [f"  ! {reason}" for reason in dict.fromkeys(reasons) if reason]
+        lines = [f"  ! {reason}" for reason in dict.fromkeys(reasons) if reason]
+        few = dict.fromkeys(too_few(p.n, p.p99_worth) for p in self.points if p.n)
+        return lines + [f"  ? {text}" for text in list(filter(None, few))[:3]]
 
 
 def write_point(run: Run, point: Point, key: str, instead_of: Sequence[int] = ()) -> int:

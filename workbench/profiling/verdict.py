@@ -82,7 +82,8 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
             reasons.append(f"most requests failed{said}")
     short = _short(evidence)
     if short:
-        (notes if evidence.load.min_requests == _DEFAULT_REQUESTS else reasons).append(short)
+        asked = evidence.load.requests or evidence.load.min_requests != _DEFAULT_REQUESTS
+        (reasons if asked else notes).append(short)
     few = too_few(client.n, client.p99_worth)
     if client.n and few:
         notes.append(few)
@@ -116,13 +117,14 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
 
 def _short(evidence: Evidence) -> str:
     """How many requests the window has where it is to have more; nothing of one that was cut short or has none."""
-    samples, asked = evidence.samples, evidence.load.min_requests
+    samples, asked = evidence.samples, evidence.load.requests or evidence.load.min_requests
     begin, end = samples.window
     # The window ends by what ended in it; an open loop's point is about what was scheduled in it.
     had = max(evidence.client.n, int((samples.ok & (samples.done >= begin) & (samples.done < end)).sum()))
     if samples.stopped or {"lost", "server_lost"} & samples.extra.keys() or not 0 < had < asked:
         return ""
-    wanted = f"by default it is to have {asked}" if asked == _DEFAULT_REQUESTS else f"at least {asked} were asked for"
+    by_default = asked == _DEFAULT_REQUESTS and not evidence.load.requests
+    wanted = f"by default it is to have {asked}" if by_default else f"at least {asked} were asked for"
     return f"{had} requests in the window, {wanted} (max_duration_s gives it longer)"
 
 

@@ -57,6 +57,9 @@ def choose(points: Sequence[Point], *, p99_ms: float | None = None) -> Choice:
     taken, tied = best_and_tied(holding)
     goal = "" if p99_ms is None else f", p99 {taken.p99_ms:.1f} ms within the goal of {p99_ms:g} ms"
     text = f"{describe(taken)}: {taken.throughput:.0f} infer/s{goal}"
+    claim = taken.claim(p99_ms=p99_ms) if p99_ms is not None and taken.n else None
+    if claim is not None and not claim:
+        text += f"; that it holds the goal is not shown: {claim.text}"
     if tied:
         text += f"; {len(tied)} more {'is' if len(tied) == 1 else 'are'} too close to call"
     if not taken.stable:

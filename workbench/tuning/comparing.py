@@ -430,7 +430,7 @@ def _measure(
     skip: dict[str, str],
 ) -> None:
     """Rounds of blocks; a model that cannot be measured is written to ``skip`` with the reason."""
-    block = replace(load, max_duration_s=load.duration_s)
+    block = load.block
     order = random.Random(options.seed)
     with ExitStack() as stack:
         measurers = {

@@ -38,11 +38,17 @@ _ELSEWHERE = (
 _FLAGS = {
     "input-data",
     "measurement-interval",
+    "measurement-mode",
+    "measurement-request-count",
     "request-distribution",
     "streaming",
     "percentile",
     "warmup-request-count",
 }
+
+
+_COUNT = 50
+"""perf_analyzer's measurement-request-count where none is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ class ModelPlan:
         words = []
         if "duration_s" in self.options:
             words += ["-p", f"{1000 * self.options['duration_s']:g}"]
+        if "requests" in self.options:
+            words += ["--measurement-request-count", str(self.options["requests"])]
         if "inputs" in self.options:
             words += ["--input-data", shlex.quote(str(self.options["inputs"]))]
         if "distribution" in self.options:
@@ -310,6 +318,10 @@ class _Plan:
                 self._missing.append(f"perf_analyzer_flags.input-data: {_short(given)}; give inputs=... to run()")
             else:
                 options["inputs"] = given
+        if flags.get("measurement-mode") == "count_windows":
+            options["requests"] = int(flags.get("measurement-request-count", _COUNT))
+        elif "measurement-request-count" in flags:
+            self._notes.append("measurement-request-count says nothing without measurement-mode: count_windows")
         if "request-distribution" in flags:
             options["distribution"] = str(flags["request-distribution"])
         if flags.get("streaming"):

@@ -1,0 +1,97 @@
+"""A window of so many requests, as perf_analyzer's count windows; and what a percentile of few of them is worth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_target import INPUTS, ScriptedServer
+
+from workbench.errors import InvalidRequest
+from workbench.profiling import Load, Point, ServerTarget, measure
+from workbench.profiling.client_side import client_side
+from workbench.profiling.samples import OK, Samples
+from workbench.profiling.sweep_result import SweepResult
+
+BARELY = {"warmup_s": 0.02, "max_warmup_s": 0.02}
+
+
+def measured(load: Load, latency_s: float = 0.004) -> Point:
+    with ScriptedServer(lambda n: latency_s) as server:
+        return measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+
+
+def test_the_window_ends_with_the_last_of_so_many_requests() -> None:
+    point = measured(Load.closed(2, requests=60, **BARELY))
+    assert point.n == 60
+    assert point.duration_s < 1.5, "and not after 2.5 s"
+    assert point.throughput == pytest.approx(60 / point.duration_s)
+
+
+def test_the_window_goes_on_for_as_long_as_they_take() -> None:
+    point = measured(Load.closed(1, requests=30, duration_s=0.1, **BARELY), latency_s=0.03)
+    assert point.n == 30
+    assert point.duration_s > 0.8, "and not for twice 0.1 s"
+
+
+def test_an_open_loop_is_counted_too() -> None:
+    point = measured(Load.open(200, "constant", requests=50, **BARELY))
+    assert point.n == pytest.approx(50, abs=2), "it is about what was due in the window"
+    assert point.duration_s == pytest.approx(0.25, abs=0.15)
+
+
+def test_several_generators_have_at_least_so_many() -> None:
+    point = measured(Load.closed(2, generators=2, requests=100, duration_s=60, **BARELY))
+    assert 100 <= point.n < 2000
+
+
+@pytest.mark.parametrize("asked", [50, 100])
+def test_fewer_than_were_asked_for_are_not_valid(asked: int) -> None:
+    """Also of a hundred, which is the default of ``min_requests``: of that fewer are only told of."""
+    point = measured(Load.closed(1, requests=asked, max_duration_s=0.3, **BARELY), latency_s=0.03)
+    assert not point.valid
+    assert f"{point.n} requests in the window, at least {asked} were asked for" in point.reasons[0]
+    noted = measured(Load.closed(1, duration_s=0.3, max_duration_s=0.3, **BARELY), latency_s=0.03)
+    assert any("by default it is to have 100" in note for note in noted.notes)
+
+
+def test_a_p99_of_a_hundred_requests_is_told_to_be_no_more_than_that() -> None:
+    point = measured(Load.closed(2, requests=100, **BARELY))
+    assert point.n == 100
+    assert math.isnan(point.p99_high)
+    assert math.isnan(point.p99_claimable_ms)
+    assert any(note.startswith("p99 needs at least 459 requests, had ") for note in point.notes)
+    assert point.claim(p99_ms=1000.0).verdict == "open"
+    shown = repr(SweepResult("m", {}, (point,), 1))
+    assert f"{point.p99_ms:.2f}?" in shown
+    assert "? p99 needs at least 459 requests, had " in shown
+
+
+def test_a_load_of_the_store_is_what_it_was() -> None:
+    assert "requests" not in Load.closed(1).to_json(), "else every point of an older run had another key"
+    load = Load.classes({"a": Load.closed(1), "b": Load.open(5)}, requests=70)
+    assert Load.from_json(load.to_json()) == load
+    assert all(part.requests == 70 for part in load.parts)
+    assert Load.closed(1, requests=70).block.longest_s > 60
+    with pytest.raises(InvalidRequest, match="requests must be a whole number"):
+        Load.closed(1, requests=-1)
+
+
+def test_what_was_refused_unsent_was_never_under_way() -> None:
+    """The books of an open loop that is refused what is above ``max_in_flight``."""
+    s = 1_000_000_000
+    sent = np.arange(100, dtype=np.int64) * 10_000_000 + 5 * s
+    done = sent + 8_000_000
+    refused = sent[::4] + 1_000_000
+    zeros = np.zeros(len(refused), np.int64)
+    options: dict[str, Any] = {"texts": ["not sent"], "window": (5 * s, 6 * s)}
+    samples = Samples(
+        np.concatenate([sent, refused]), np.concatenate([sent, zeros]), np.concatenate([done, refused]),
+        np.concatenate([np.full(len(sent), OK, np.int32), np.full(len(refused), 1, np.int32)]), **options,
+    )  # fmt: skip
+    found = client_side(samples, Load.open(100, max_in_flight=1), 1)
+    assert found.failed == 25
+    assert found.littles_law == pytest.approx(1.0, abs=0.02)
+    assert not [text for text in found.unstable if "Little" in text]
