@@ -110,6 +110,9 @@ def _run(verb: str, rest: Sequence[str]) -> int:
     try:
         return int(module.run(args))
     except WorkbenchError as error:
+        from workbench.cli.wording import in_flags
+
+        error.message, error.hint = in_flags(error.message, parser), in_flags(error.hint, parser)
         if getattr(args, "json", False):
             print(json.dumps({"error": error.message, "where": error.where, "hint": error.hint}))
         else:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import orjson
 
 from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.load_arguments import add_load_arguments, one_load
-from workbench.cli.targets import (
-    add_server_arguments,
-    grid_of,
-    open_server,
-)
+from workbench.cli.targets import add_server_arguments, grid_of, open_server
+from workbench.cli.wording import in_flags
 from workbench.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -54,12 +52,45 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.closing(open_server(args)) as server, terminated_as_interrupted():
         result = server.ab(
             args.model, a, b, against=args.against, metric=args.metric, pairs=args.pairs, max_pairs=args.max_pairs,
-            store=args.runs, title=args.title, **options,
+            store=args.runs, title=args.title, show_progress=not args.json, **options,
         )  # fmt: skip
-    print(_json(result) if args.json else repr(result))
+    if args.json:
+        print(_json(result))
+    else:
+        from workbench.cli.tables import say
+
+        say(told(result))
+        if result.run_id:
+            print(f"run {result.run_id}")
     if result.stopped:
         return 130
     return 1 if result.error or result.unstored else 0
+
+
+def told(result: ABResult) -> str:
+    """The verdict and the figures; of the blocks that were left out a line, with what was wrong with how many."""
+    from workbench.cli.points import gathered
+
+    left_out = [block for block in result.blocks if not block.usable]
+    lines = [in_flags(repr(replace(result, blocks=tuple(block for block in result.blocks if block.usable))))]
+    if left_out:
+        whys = gathered((in_flags(why), block.side) for block in left_out for why in block.why)
+        reasons = "; ".join(f"{len(places)} × {why}" for why, places in sorted(whys, key=lambda why: -len(why[1])))
+        lines.append(f"  ! {len(left_out)} of {len(result.blocks)} blocks were left out: {reasons}")
+    lines += _longer(result)
+    return "\n".join(lines)
+
+
+def _longer(result: ABResult) -> list[str]:
+    """How long a block must be for the percentile that is to decide."""
+    from workbench.profiling.ab_verdict import FEWEST, METRICS
+
+    least, counts = FEWEST.get(result.metric, 0), [block.point.n for block in result.blocks if block.usable]
+    if not counts or min(counts) >= least:
+        return []
+    interval = math.ceil(result.load.duration_s * 1.1 * least / max(1, min(counts))) * 1000
+    name = METRICS[result.metric]
+    return [f"  {name} takes {least} requests of each block, one had {min(counts)}: -p {interval} gives them"]
 
 
 def _json(result: ABResult) -> str:
@@ -70,6 +101,7 @@ def _json(result: ABResult) -> str:
         "metric": result.metric,
         "restored": result.restored,
         "unstored": result.unstored,
+        "run": result.run_id,
         "sides": sides,
         "load": result.load.to_json(),
         "comparisons": {name: asdict(each) for name, each in result.comparisons.items()},

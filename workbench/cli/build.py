@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.package import read_examples
+from workbench.cli.targets import told_with
 from workbench.errors import InvalidRequest
 
 SUMMARY = "Makes another form of a model: a TensorRT engine, ONNX, OpenVINO, TorchScript, an AOTInductor package."
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
             max_batch_size=args.max_batch_size, options=options, overwrite=args.force, verify=not args.no_verify,
             progress=None if args.quiet or args.json else _Lines(),
         )  # fmt: skip
-    print(json.dumps(built.to_json()) if args.json else built)
+    print(json.dumps(built.to_json()) if args.json else told_with(built, built.name, built.directory))
     return 0
 
 

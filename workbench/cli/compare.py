@@ -12,7 +12,9 @@ import orjson
 from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.load_arguments import add_load_arguments, one_load
 from workbench.cli.targets import add_server_arguments, open_server
+from workbench.cli.wording import in_flags
 from workbench.errors import InvalidRequest
+from workbench.records.runs import RunStore
 
 if TYPE_CHECKING:
     from workbench.tuning.compare_result import CompareResult
@@ -42,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output-kind", action="append", metavar="OUTPUT=KIND",
         help=f"what an output of the reference is: {', '.join(KINDS)} (default: by its values); may be repeated",
     )  # fmt: skip
+    for which in ("input", "output"):
+        parser.add_argument(
+            f"--{which}-name", action="append", metavar="MODEL:NAME=OWN",
+            help=f"which {which}s belong together, by the reference's name and the model's (default: equal names, else "
+            "by their place); may be repeated",
+        )  # fmt: skip
     parser.add_argument(
         "--no-startup", action="store_true", help="leave out memory, loading and first request, which take a while"
     )
@@ -57,9 +65,15 @@ def run(args: argparse.Namespace) -> int:
         result = server.compare(
             args.models, reference=args.reference, rounds=args.rounds, top_k=args.top_k, startup=not args.no_startup,
             store=args.runs, title=args.title, examples=args.examples, asking_s=args.asking,
-            output_kinds=_kinds(args.output_kind), show_progress=not args.json, **options,
+            output_kinds=_kinds(args.output_kind), input_names=_names(args, "input"),
+            output_names=_names(args, "output"), show_progress=not args.json, **options,
         )  # fmt: skip
-    print(_json(result) if args.json else repr(result))
+    stored = RunStore(args.runs).newest("compare", model=result.reference, told=repr(result)) or ""
+    if args.json:
+        print(_json(result, stored))
+    else:
+        print_told(repr(result))
+        print(f"run {stored}")
     if result.stopped:
         return 130
     return 1 if any(each.error or not each.n for each in result.models) else 0
@@ -73,7 +87,29 @@ def _kinds(given: list[str] | None) -> dict[str, str]:
     return {name: kind for name, _, kind in pairs}
 
 
-def _json(result: CompareResult) -> str:
+def _names(args: argparse.Namespace, which: str) -> dict[str, dict[str, str]]:
+    """Model -> the reference's name of an input or output -> its own."""
+    found: dict[str, dict[str, str]] = {}
+    for text in getattr(args, f"{which}_name") or ():
+        model, _, pair = text.partition(":")
+        name, _, own = pair.partition("=")
+        if not (model and name and own):
+            hint = f"write MODEL:NAME=OWN, the reference's name first: --{which}-name minilm_ts:ids=INPUT__0"
+            raise InvalidRequest(f"--{which}-name has '{text}'", hint=hint)
+        if model not in args.models:
+            raise InvalidRequest(f"--{which}-name is about '{model}'", hint=f"compared are {', '.join(args.models)}")
+        found.setdefault(model, {})[name] = own
+    return found
+
+
+def print_told(text: str) -> None:
+    """Prints what a comparison says of itself, its tables as wide as the terminal."""
+    from workbench.cli.tables import print_text
+
+    print_text(in_flags(text), least=("p95 ms", "backend", "p50 ms", "p99 ms"))
+
+
+def _json(result: CompareResult, stored: str) -> str:
     models = [
         {
             **row,
@@ -88,5 +124,6 @@ def _json(result: CompareResult) -> str:
     found = {
         "verdict": result.verdict, "fastest": result.fastest, "metric": result.metric, "reference": result.reference,
         "examples": len(result.inputs), "stopped": result.stopped, "models": models, "load": result.load.to_json(),
+        "run": stored,
     }  # fmt: skip
     return orjson.dumps(found).decode()  # nan becomes null

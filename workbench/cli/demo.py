@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(summary, indent=2))
     else:
-        _print(outcomes)
+        _print(outcomes, args.p99_ms)
         print(exported)
         print(f"summary: {to / 'summary.json'}")
     return 0
@@ -239,8 +239,9 @@ def _line(point: Point) -> str:
     return figures + ("" if point.valid else f" (not valid: {'; '.join(point.reasons)})")
 
 
-def _print(outcomes: dict[str, Outcome]) -> None:
-    from workbench.cli.tables import print_table
+def _print(outcomes: dict[str, Outcome], p99_ms: float | None) -> None:
+    from workbench.cli.points import claim_of, goal_text
+    from workbench.cli.tables import print_table, say
 
     rows = []
     for model, outcome in outcomes.items():
@@ -258,9 +259,14 @@ def _print(outcomes: dict[str, Outcome]) -> None:
                 )
             )
     print_table(
-        ("model", "", "infer/s", "p50 ms", "p99 ms", "mean batch", "max_batch_size"), rows, title="Before and after"
-    )
+        ("model", "", "infer/s", "p50 ms", "p99 ms", "mean batch", "max_batch_size"), rows, title="Before and after",
+        least=("max_batch_size", "mean batch"),
+    )  # fmt: skip
     for model, outcome in outcomes.items():
-        print(f"{model}: {outcome.advice.text}")
+        say(f"{model}: {outcome.advice.text}")
+        if p99_ms is not None and outcome.after.p99_ms <= p99_ms:
+            if (claim := claim_of(outcome.after, p99_ms))["verdict"] == "open":
+                say(f"  ! {claim['text']}")
+            say(goal_text(outcome.after, p99_ms, "--seconds {s}"))
     if any(outcome.after.config == outcome.before.config for outcome in outcomes.values()):
         print("unchanged: measured again under the same configuration; the difference is the machine's")

@@ -24,6 +24,8 @@ _TUNED = (
     "max_batch_size", "dynamic_batching", "sequence_batching", "instance_group", "optimization", "response_cache",
     "parameters",
 )  # fmt: skip
+_NOTHING_CHOSEN = ("ab", "compare")
+"""Kinds of runs whose points are blocks of two sides, or of several models."""
 _FILLED = re.compile(r"^instance_group\[\d+\]\.(name|kind|gpus)|^optimization\.(in|out)put_pinned_memory")
 
 
@@ -32,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "subject",
         metavar="RUN|REPOSITORY",
-        help="a stored sweep (its best configuration), or a model repository as it is",
+        help="a stored sweep (its best configuration), 'latest' for the latest sweep, or a model repository as it is",
     )
     parser.add_argument("--to", required=True, metavar="DIR", help="the directory to make")
     parser.add_argument(
@@ -77,6 +79,7 @@ def _repository(repository: Path, args: argparse.Namespace) -> ExportResult:
 
 def _run(args: argparse.Namespace) -> tuple[ExportResult, str]:
     """The best configuration of a run; and which it is, in a sentence."""
+    from workbench.cli.points import goal_text
     from workbench.config import ConfigDocument
     from workbench.export import ModelToExport, export_repository
     from workbench.profiling import Point
@@ -85,9 +88,15 @@ def _run(args: argparse.Namespace) -> tuple[ExportResult, str]:
     from workbench.tuning import choose
 
     store = RunStore(args.runs)
-    with store.open(_latest_sweep(store) if args.subject == "latest" else args.subject) as stored:
-        points = [Point.from_json(value) for value in stored.points()]
-        name, model, environment = stored.id, str(stored.meta.get("model", "")), stored.environment()
+    subject, passed = _latest_sweep(store) if args.subject == "latest" else (args.subject, "")
+    with store.open(subject) as stored:
+        points, environment = [Point.from_json(value) for value in stored.points()], stored.environment()
+        name, model, kind = stored.id, str(stored.meta.get("model", "")), str(stored.meta.get("kind", ""))
+    if kind in _NOTHING_CHOSEN:
+        raise InvalidRequest(
+            f"run {name} is a{'n' * (kind == 'ab')} {kind}: it has no best configuration of a sweep to export",
+            hint="workbench sweep MODEL --set PATH=VALUES makes one",
+        )
     choice = choose(points, p99_ms=args.p99_ms)
     measured: dict[str, Any] = {
         "run": name,
@@ -104,7 +113,8 @@ def _run(args: argparse.Namespace) -> tuple[ExportResult, str]:
         models.append(ModelToExport(directory, document.data, measured if each == model else {}))
     result = export_repository(models, Path(args.to), provenance={"environment": environment}, overwrite=args.force)
     doubt = "" if choice.point.stable else f" (it was measured as {choice.point.verdict})"
-    return result, f"run {name}: {choice.text}{doubt}"
+    claim = "" if args.p99_ms is None else f"\n{goal_text(choice.point, args.p99_ms)}"
+    return result, f"run {name}: {choice.text}{doubt}{claim}{passed}"
 
 
 def _as_measured(document: ConfigDocument, point: Point, model: str) -> ConfigDocument:
@@ -145,11 +155,16 @@ def _model_directory(model: str, repository: str | None) -> Path:
     )
 
 
-def _latest_sweep(store: RunStore) -> str:
-    """A profile chooses nothing, so the latest run to export is the latest sweep."""
-    sweeps = [info.id for info in store.list() if info.kind == "sweep"]
+def _latest_sweep(store: RunStore) -> tuple[str, str]:
+    """A profile chooses nothing, so the latest run to export is the latest sweep; and which later runs are none, said
+    in a line."""
+    infos = store.list()
+    sweeps = [place for place, info in enumerate(infos) if info.kind == "sweep"]
     if not sweeps:
         raise NotFound(
             f"there is no sweep in {store.directory}", hint="make one: workbench sweep MODEL --set PATH=VALUES"
         )
-    return sweeps[-1]
+    later = infos[sweeps[-1] + 1 :]
+    kinds = ", ".join(dict.fromkeys(info.kind or info.status for info in later))
+    passed = f"\n  the latest sweep; {len(later)} later run{'s' * (len(later) > 1)} ({kinds}) chose nothing to export"
+    return infos[sweeps[-1]].id, passed if later else ""

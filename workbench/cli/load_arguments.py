@@ -102,7 +102,7 @@ def _add_window(group: Any) -> None:
     )
 
 
-_OPTIONS = {
+FIELDS = {
     "batch_size": "batch_size",
     "warmup": "warmup_s",
     "max_warmup_s": "max_warmup_s",
@@ -136,7 +136,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     concurrency = [*_numbers(args.concurrency, int), *(int(v) for v in _range(args.concurrency_range))]
     rate = [*_numbers(args.rate, float), *_range(args.request_rate_range)]
-    common = {field: getattr(args, name) for name, field in _OPTIONS.items() if getattr(args, name) is not None}
+    common = {field: getattr(args, name) for name, field in FIELDS.items() if getattr(args, name) is not None}
     common["streaming"] = args.streaming
     if args.sequence_length_variation is not None:
         common["sequence_length_variation"] = args.sequence_length_variation / 100

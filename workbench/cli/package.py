@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.cli.targets import told_with
 from workbench.errors import InvalidRequest, NotFound
 
 SUMMARY = "Makes a model directory with config, warm-up and example inputs out of a model file or a function."
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         about = {"name": made.name, "directory": str(made.directory), "backend": made.backend}
         print(json.dumps({**about, "max_batch_size": made.max_batch_size, **tensors, "needs": list(made.needs)}))
     else:
-        print(made)
+        print(told_with(made, made.name, made.directory))
     return 0
 
 

@@ -8,15 +8,8 @@ import sys
 
 from workbench.cli.load_arguments import add_load_arguments, load_options
 from workbench.cli.ray_arguments import add_ray_arguments, ray_of
-from workbench.cli.targets import (
-    POINT_HEADERS,
-    add_server_arguments,
-    open_server,
-    point_cells,
-    print_classes,
-    print_streams,
-    say_reasons,
-)
+from workbench.cli.targets import add_server_arguments, open_server
+from workbench.cli.wording import in_flags
 
 SUMMARY = "Measures a model at one load or a range of loads, under the configuration that is applied."
 EXAMPLE = "workbench profile mlp_4096 --concurrency 1,8,32"
@@ -32,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "where the --generators run: on this machine, or on a Ray cluster's nodes, one for each of its resource",
     )
     parser.add_argument("--runs", default="runs", metavar="DIR", help="the run store (default: %(default)s)")
+    parser.add_argument("--keep-samples", action="store_true", help="store each request's times, for runs export")
     parser.add_argument("--json", action="store_true", help="points as JSON")
 
 
@@ -41,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         result = server.sweep(
             args.model, {}, store=args.runs, show_progress=not args.json, kind="profile", generators_on=ray_of(args),
-            **load_options(args),
+            keep_samples=args.keep_samples, **load_options(args),
         )  # fmt: skip
     finally:
         server.close()
@@ -49,14 +43,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"run": result.run_id, "points": [point.to_json() for point in points]}))  # type: ignore[union-attr]
     else:
-        from workbench.cli.tables import print_table
+        from workbench.cli.points import print_points, say_few, say_reasons
 
-        print_table(POINT_HEADERS, [point_cells(point) for point in points], title=args.model)
-        print_classes(points)
-        print_streams(points)
+        print_points(points, title=args.model)
         say_reasons(points)
+        say_few(points)
         print(f"run {result.run_id}")  # type: ignore[union-attr]
     if result.error:
-        print(result.error, file=sys.stderr)
+        print(in_flags(str(result.error)), file=sys.stderr)
         return 1
     return 0 if points and all(point.verdict == "valid" for point in points) else 1

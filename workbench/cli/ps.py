@@ -41,5 +41,6 @@ def run(args: argparse.Namespace) -> int:
         )
         for s in servers
     ]
-    print_table(("name", "pid", "address", "control mode", "detached", "started", "repositories"), rows)
+    heads = ("name", "pid", "address", "control mode", "detached", "started", "repositories")
+    print_table(heads, rows, least=("started", "detached", "control mode", "pid"), long=["repositories"])
     return 0

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import InvalidRequest
-from workbench.records.runs import RunStore
+from workbench.records.runs import SUFFIX, RunStore
+
+if TYPE_CHECKING:
+    from workbench.profiling import Point
 
 SUMMARY = "Lists, shows, compares, merges, annotates, exports, shares and deletes stored runs."
 EXAMPLE = "workbench runs diff 2026-05-01 latest"
@@ -81,15 +84,14 @@ def _list(store: RunStore, args: argparse.Namespace) -> int:
         print(f"no runs in {args.runs}; make one: workbench sweep MODEL ...")
     else:
         columns = ["id", "kind", "model", "status", "points", "created", "title", "note"]
-        print_table(columns, [tuple(row) for row in frame[columns].itertuples(index=False)])
+        rows = [tuple(row) for row in frame[columns].itertuples(index=False)]
+        print_table(columns, rows, least=("created", "kind", "model", "title", "note"))
     return 0
 
 
 def _show(store: RunStore, args: argparse.Namespace) -> int:
-    from workbench.cli.tables import print_table
-    from workbench.cli.targets import POINT_HEADERS, point_cells, print_streams, say_reasons
+    from workbench.cli.tables import say
     from workbench.profiling import Point
-    from workbench.profiling.settings import short_name, shown
 
     with store.open(args.run) as opened:
         points = [Point.from_json(value) for value in opened.points()]
@@ -100,22 +102,57 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
         print(json.dumps({**about_it, "points": [p.to_json() for p in points]}, default=str))
         return 0
     about = (status, meta.get("created", ""), meta.get("title", ""))
-    print(
-        f"{name}: {meta.get('kind', '')} of {meta.get('model', '')}, {', '.join(str(item) for item in about if item)}"
-    )
-    print(f"on {environment.get('cpu_model', '?')}, {environment.get('cpus', '?')} processors")
+    say(f"{name}: {meta.get('kind', '')} of {meta.get('model', '')}, {', '.join(str(item) for item in about if item)}")
+    say(f"on {environment.get('cpu_model', '?')}, {environment.get('cpus', '?')} processors")
     for note in meta.get("notes", ()):
-        print(f"note of {str(note.get('at', ''))[:16]}: {note.get('text', '')}")
-    paths = list(dict.fromkeys(path for point in points for path in point.settings))
-    rows = [(*(json.dumps(shown(point.settings.get(path))) for path in paths), *point_cells(point)) for point in points]
-    print_table((*map(short_name, paths), *POINT_HEADERS), rows)
-    print_streams(points, paths)
-    say_reasons(points)
+        say(f"note of {str(note.get('at', ''))[:16]}: {note.get('text', '')}")
+    if _show_verdict(store, args.run, meta):
+        say(f"{len(points)} blocks: workbench runs export {name} --to FILE.csv has each")
+    else:
+        _show_points(points)
     return 0
 
 
+def _show_verdict(store: RunStore, run: str, meta: Mapping[str, Any]) -> bool:
+    """Prints what a comparison said when it was made; False where the run says no more than its points."""
+    from workbench.cli.ab import told
+    from workbench.cli.compare import print_told
+    from workbench.cli.tables import say
+    from workbench.profiling import ABResult
+
+    if meta.get("kind") == "ab":
+        try:
+            say(told(ABResult.open(store, run)))
+        except InvalidRequest:  # of a version that stored the verdict only
+            return _show_verdict_alone(meta)
+        return True
+    if meta.get("kind") == "compare" and meta.get("told"):
+        print_told(str(meta["told"]))
+        return True
+    return _show_verdict_alone(meta)
+
+
+def _show_verdict_alone(meta: Mapping[str, Any]) -> bool:
+    from workbench.cli.tables import say
+
+    if meta.get("verdict"):
+        say(str(meta["verdict"]))
+    for name, side in (meta.get("sides") or {}).items():
+        say(f"  {name}: {side.get('model', '')} {json.dumps(side.get('settings') or 'as configured')}")
+    return False
+
+
+def _show_points(points: Sequence[Point]) -> None:
+    from workbench.cli.points import print_points, say_few, say_reasons
+
+    paths = list(dict.fromkeys(path for point in points for path in point.settings))
+    print_points(points, paths, models=len({point.model for point in points}) > 1)
+    say_reasons(points)
+    say_few(points)
+
+
 def _diff(store: RunStore, args: argparse.Namespace) -> int:
-    from workbench.cli.tables import print_table
+    from workbench.cli.tables import print_table, say
     from workbench.records.run_diff import change_text, place_of
 
     found = store.diff(args.run, args.other)
@@ -124,21 +161,21 @@ def _diff(store: RunStore, args: argparse.Namespace) -> int:
         return 0
     print(f"{found.a} -> {found.b}")
     for note in found.notes:
-        print(f"  ! {note}")
+        say(f"  ! {note}")
     for key, (before, after) in found.environment.items():
-        print(f"  {key}: {before} -> {after}")
+        say(f"  {key}: {before} -> {after}")
     rows: list[tuple[Any, ...]] = [
         (place_of(row.settings, row.load), row.figure, row.a, row.b, change_text(row).strip("()"), row.verdict)
         for row in found.figures
     ]
     if rows:
-        print_table(("point", "figure", "before", "after", "change [95 %]", "verdict"), rows)
+        print_table(("point", "figure", "before", "after", "change [95 %]", "verdict"), rows, long=["point"])
     for run, places in ((found.a, found.only_a), (found.b, found.only_b)):
         for place in places:
-            print(f"only in {run}: {place}")
+            say(f"only in {run}: {place}")
     for place, changes in found.configs.items():
         for path, (before, after) in changes.items():
-            print(f"{place}: {path} {before} -> {after}")
+            say(f"{place}: {path} {before} -> {after}")
     return 0
 
 
@@ -151,23 +188,27 @@ def _merge(store: RunStore, args: argparse.Namespace) -> int:
 
 
 def _annotate(store: RunStore, args: argparse.Namespace) -> int:
-    store.annotate(args.run, args.text)
-    return _say(args, {"run": store.path(args.run).name, "note": args.text.strip()}, "noted")
+    path, name = _found(store, args.run)
+    store.annotate(path, args.text)
+    return _say(args, {"run": name, "note": args.text.strip()}, f"noted in run {name}")
 
 
 def _share(store: RunStore, args: argparse.Namespace) -> int:
-    shared = store.share(args.run, args.to, inputs=args.inputs, overwrite=args.overwrite)
-    return _say(args, shared.to_json(), repr(shared))
+    path, name = _found(store, args.run)
+    shared = store.share(path, args.to, inputs=args.inputs, overwrite=args.overwrite)
+    return _say(args, {"run": name, **shared.to_json()}, f"run {name}\n{shared!r}")
 
 
 def _export(store: RunStore, args: argparse.Namespace) -> int:
     if (args.to is None) == (args.mlflow is None):
         raise InvalidRequest("say where to: --to FILE or --mlflow", hint="workbench runs export latest --to points.csv")
+    run, name = _found(store, args.run)
     if args.mlflow is not None:
-        made = store.to_mlflow(args.run, tracking_uri=args.mlflow or None, experiment=args.experiment)
-        return _say(args, {"mlflow": made}, f"run {made} of MLflow's experiment {args.experiment}")
-    path = store.export(args.run, Path(args.to), table=args.table, format=args.format, overwrite=args.overwrite)
-    return _say(args, {"path": str(path), "table": args.table}, str(path))
+        made = store.to_mlflow(run, tracking_uri=args.mlflow or None, experiment=args.experiment)
+        told = f"run {name}: run {made} of MLflow's experiment {args.experiment}"
+        return _say(args, {"run": name, "mlflow": made}, told)
+    path = store.export(run, Path(args.to), table=args.table, format=args.format, overwrite=args.overwrite)
+    return _say(args, {"run": name, "path": str(path), "table": args.table}, f"run {name}: {args.table} in {path}")
 
 
 def _delete(store: RunStore, args: argparse.Namespace) -> int:
@@ -177,6 +218,12 @@ def _delete(store: RunStore, args: argparse.Namespace) -> int:
     for path in dict.fromkeys(paths):
         store.delete(path)
     return _say(args, {"deleted": [path.name for path in paths]}, "\n".join(f"deleted {path}" for path in paths))
+
+
+def _found(store: RunStore, run: str) -> tuple[Path, str]:
+    """The file of a run and its id: which it is that is called ``latest``, or by the beginning of its id."""
+    path = store.path(run)
+    return path, path.name.removesuffix(SUFFIX)
 
 
 def _say(args: argparse.Namespace, value: Any, text: str) -> int:

@@ -14,19 +14,12 @@ from typing import TYPE_CHECKING, Any
 from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.load_arguments import add_load_arguments, load_options
 from workbench.cli.ray_arguments import add_ray_arguments, ray_of
-from workbench.cli.targets import (
-    POINT_HEADERS,
-    add_server_arguments,
-    grid_of,
-    open_server,
-    point_cells,
-    print_streams,
-    say_reasons,
-)
+from workbench.cli.targets import add_server_arguments, grid_of, open_server
+from workbench.cli.wording import in_flags
 from workbench.errors import InvalidMeasurement, InvalidRequest
 
 if TYPE_CHECKING:
-    from workbench.profiling import SweepResult
+    from workbench.profiling import Point, SweepResult
     from workbench.session.server import Server
 
 SUMMARY = "Measures a grid of configurations × loads, applied live; the configuration is restored at the end."
@@ -75,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what the model's files are (a version, a git hash), to resume where they are on another machine",
     )
+    parser.add_argument("--keep-samples", action="store_true", help="store each request's times, for runs export")
     parser.add_argument("--json", action="store_true", help="points and the choice as JSON")
     _add_machines(parser.add_argument_group("other machines"))
 
@@ -114,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
             resume=args.resume,
             remeasure=args.remeasure,
             content=args.content,
+            keep_samples=args.keep_samples,
             executor=_executor(args),
             **load_options(args),
         )
@@ -142,42 +137,50 @@ def _executor(args: argparse.Namespace) -> Any:
 
 def _told(result: Any, args: argparse.Namespace, p99_ms: float | None) -> tuple[dict[str, Any], int]:
     """Prints a result, unless JSON is asked for; gives it as JSON, and the exit code."""
+    from workbench.cli.points import claim_of
     from workbench.profiling import SweepResult
     from workbench.tuning import choose
 
     assert isinstance(result, SweepResult)  # it has waited
-    points = list(result)
+    points, best = list(result), None
+    told: dict[str, Any] = {"run": result.run_id, "points": [point.to_json() for point in points], "best": None}
     try:
-        choice = choose(points, p99_ms=p99_ms)
-        text, settings = choice.text, dict(choice.settings)
+        best = choose(points, p99_ms=p99_ms)
+        told["best"] = {"settings": dict(best.settings), "text": best.text}
+        if p99_ms is not None:
+            told["best"]["claim"] = claim_of(best.point, p99_ms)
+        text = f"best: {best.text}"
     except InvalidMeasurement as error:
-        choice, text, settings = None, str(error), {}
+        text = in_flags(str(error))
     if not args.json:
-        _print_points(result)
-        print(f"best: {text}" if choice is not None else text)
+        _print_points(result, text, best.point if best is not None else None, p99_ms)
         _print_run(result, f"the same command with --resume {result.run_id}")
-    best = {"settings": settings, "text": text} if choice is not None else None
-    told = {"run": result.run_id, "points": [point.to_json() for point in points], "best": best}
     if result.stopped:
         return told, 130
-    return told, 0 if choice is not None and not result.error else 1
+    return told, 0 if best is not None and not result.error else 1
 
 
-def _print_points(result: SweepResult) -> None:
-    from workbench.cli.tables import print_table
-    from workbench.profiling.settings import short_name, shown
+def _print_points(
+    result: SweepResult, verdict: str = "", best: Point | None = None, p99_ms: float | None = None
+) -> None:
+    """The table, what is wrong with it, and the verdict; what p99 is worth: of the best point where it has a goal."""
+    from workbench.cli.points import goal_text, print_points, say_few, say_reasons
+    from workbench.cli.tables import say
 
-    points, paths = list(result), tuple(result.grid)  # short forms are written out in it
-    rows = [(*(json.dumps(shown(point.settings.get(path))) for path in paths), *point_cells(point)) for point in points]
-    print_table((*map(short_name, paths), *POINT_HEADERS), rows, title=result.model)
-    print_streams(points, paths)
-    say_reasons(points)
+    print_points(list(result), tuple(result.grid), title=result.model)  # short forms are written out in the grid
+    say_reasons(result)
+    if best is None or p99_ms is None:
+        say_few(result)
+    if verdict:
+        say(verdict)
+    if best is not None and p99_ms is not None:
+        say(goal_text(best, p99_ms))
 
 
 def _print_run(result: SweepResult, again: str) -> None:
     print(f"run {result.run_id}")
     if result.status != "done":
-        why = f": {result.error}" if result.error else ""
+        why = f": {in_flags(result.error)}" if result.error else ""
         print(f"{result.status} after {len(result)} of {result.total} points{why}", file=sys.stderr)
         print(f"go on with it: {again}", file=sys.stderr)
 
@@ -189,7 +192,7 @@ def _write_shards(args: argparse.Namespace, server: Server, grid: dict[str, list
     job = JobOptions(args.image, gpus=args.gpus) if args.image else None
     paths = write_shards(
         server, args.model, grid, Path(args.write_shards), args.shards, job=job, title=args.title,
-        content=args.content, **load_options(args),
+        content=args.content, keep_samples=args.keep_samples, **load_options(args),
     )  # fmt: skip
     if args.json:
         print(json.dumps({"files": [str(path) for path in paths]}))
@@ -258,6 +261,7 @@ def _run_model_analyzer(args: argparse.Namespace) -> int:
                     resume=bool(args.resume),
                     remeasure=args.remeasure,
                     content=args.content,
+                    keep_samples=args.keep_samples,
                     executor=_executor(args),
                 )
                 told, code = _told(result, args, goal)

@@ -1,14 +1,16 @@
-"""Which server a verb works on, what it sweeps, and how points are shown: what several verbs share."""
+"""Which server a verb works on, and what it sweeps: what several verbs share."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import InvalidRequest, NotFound
+from workbench.errors import InvalidRequest, NotFound, NotReady
 
 if TYPE_CHECKING:
     from workbench.session.server import Server
@@ -66,6 +68,39 @@ def open_telling_server(args: argparse.Namespace) -> Server:
     return open_server(args)
 
 
+def how_to_serve(model: str, repository: Path) -> list[str]:
+    """What to do to have a model served that has just been written to a repository: a line for each server that runs
+    from there, else how to start one."""
+    from workbench.server import runtime
+
+    of_it = []
+    with contextlib.suppress(NotReady):  # what is written is written, wherever servers leave their names
+        of_it = [info for info in runtime.list_servers() if _serves(info, repository)]
+    if not of_it:
+        return [f"serve it: workbench serve --model-repository {repository}"]
+    return [f"serve it: {_on(info, model, repository)}" for info in of_it]
+
+
+def _serves(info: Mapping[str, Any], repository: Path) -> bool:
+    return any(Path(path).resolve() == repository.resolve() for path in info["repositories"])
+
+
+def _on(info: Mapping[str, Any], model: str, repository: Path) -> str:
+    who, mode = f"server '{info['name']}'", info["control_mode"]
+    if mode == "explicit" and info["http"]:
+        return f"curl -X POST {info['http']}/v2/repository/models/{model}/load loads it on {who}"
+    if mode == "poll":
+        return f"{who} loads it by itself (control mode poll)"
+    again = f"workbench serve --model-repository {repository}"
+    return f"end {who} and start it again (control mode {mode} loads nothing while it runs): {again}"
+
+
+def told_with(thing: object, model: str, directory: Path) -> str:
+    """What was written to a repository, in words; in the place of Python's way to load it the command line's."""
+    lines = [line for line in repr(thing).split("\n") if "server.load(" not in line]
+    return "\n".join([*lines, *(f"  {line}" for line in how_to_serve(model, directory.parent))])
+
+
 def grid_of(settings: list[str] | None) -> dict[str, list[Any]]:
     """``--set PATH=VALUES``: a JSON list of values, or one value; words without quotes, with commas between several.
 
@@ -106,98 +141,3 @@ def _word(word: str) -> Any:
         return json.loads(word)
     except ValueError:
         return word
-
-
-POINT_HEADERS = (
-    "load",
-    "infer/s",
-    "p50 ms",
-    "p95 ms",
-    "p99 ms",
-    "queue ms",
-    "compute ms",
-    "mean batch",
-    "n",
-    "failed",
-    "verdict",
-)
-
-
-def point_cells(point: Any) -> tuple[Any, ...]:
-    """A point's cells for a table."""
-    compute = point.compute_input_ms + point.compute_infer_ms + point.compute_output_ms
-    figures = (point.throughput, point.p50_ms, point.p95_ms, point.p99_ms, point.queue_ms, compute, point.mean_batch)
-    return (point.load.label, *figures, point.n, point.failed, point.verdict)
-
-
-_TIMES = ("p50_ms", "p90_ms", "p99_ms", "n")
-
-
-def print_streams(points: Any, paths: Sequence[str] = ()) -> None:
-    """Prints the table of the responses, where points streamed: how many, when the first, how far apart.
-
-    Args:
-        points: of a sweep or profile.
-        paths: the settings that tell them apart.
-    """
-    from workbench.cli.tables import print_table
-    from workbench.profiling.settings import short_name
-
-    heads = [
-        f"{title} {part.replace('_', ' ')}" if part != "n" else "n" for title in ("first", "between") for part in _TIMES
-    ]
-    rows = []
-    for point in points:
-        if point.load.streaming:
-            times = [
-                getattr(point, f"{name}_{part}") for name in ("first_response", "between_responses") for part in _TIMES
-            ]
-            settings = (json.dumps(point.settings.get(path)) for path in paths)
-            rows.append((*settings, point.load.label, point.responses_per_s, point.responses_per_request, *times))
-    if rows:
-        names = (*map(short_name, paths), "load", "responses/s", "a request", *heads)
-        print_table(names, rows, title="responses")
-
-
-def print_classes(points: Any, paths: Sequence[str] = ()) -> None:
-    """Prints the table of the classes of requests, where a load had several.
-
-    Args:
-        points: of a sweep or profile.
-        paths: the settings that tell them apart.
-    """
-    from workbench.cli.tables import print_table
-    from workbench.profiling.settings import short_name
-
-    rows = []
-    for point in points:
-        settings = [json.dumps(point.settings.get(path)) for path in paths]
-        for name, of in point.classes.items():
-            figures = (of.throughput, of.p50_ms, of.p95_ms, of.p99_ms, of.n, of.failed)
-            rows.append((*settings, name, of.load, of.model or point.model, *figures))
-    if rows:
-        heads = ("class", "load", "model", "infer/s", "p50 ms", "p95 ms", "p99 ms", "n", "failed")
-        print_table((*map(short_name, paths), *heads), rows, title="classes")
-
-
-def say_reasons(points: Any) -> None:
-    """Prints why points are not valid, not stable or failed: each reason once, with the points that it is about."""
-    from workbench.profiling.requests import NO_PRIORITIES, RANDOM_INPUTS
-    from workbench.tuning.choice import describe
-
-    about: dict[str, list[str]] = {}
-    for point in points:
-        reason = "; ".join(dict.fromkeys((*point.reasons, *([point.error] if point.error else []))))
-        if reason:
-            about.setdefault(reason, []).append(describe(point))
-    for reason, places in about.items():
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        print(f"  ! {places[0]}{more}: {reason}")
-    for point in points:
-        for text in list(point.errors)[:3]:
-            print(f"  ! {describe(point)}: failed: {text}")
-    told = (RANDOM_INPUTS, NO_PRIORITIES)
-    for note in dict.fromkeys(note for point in points for note in point.notes if note.startswith(told)):
-        print(f"  {note}")
-    if any("measure for" in reason for point in points for reason in point.reasons):
-        print("  a longer window: -p MILLISECONDS")

@@ -89,7 +89,7 @@ def export_table(
     if kind != "csv":
         needed("pyarrow", "parquet", f"writing {kind}")
     if to.exists() and not overwrite:
-        raise AlreadyExists(f"{to} is there already", where=str(to), hint="give another name, or overwrite")
+        raise AlreadyExists(f"{to} is there already", where=str(to), hint="give another name, or overwrite=True")
     frame = table_of(run, table)
     draft = to.with_name(f".{to.name}.{os.getpid()}")
     try:

@@ -97,7 +97,8 @@ def compare(
         )
     runs = RunStore(store) if isinstance(store, str | Path) else store
     if runs is not None:
-        result.save(runs, title=title)
+        with runs.open(result.save(runs, title=title), write=True) as run:
+            run.set_meta(told=repr(result))  # the blocks alone say neither what was asked nor what loading took
     return result
 
 
