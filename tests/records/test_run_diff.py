@@ -136,3 +136,29 @@ def test_runs_with_nothing_in_common_say_so(store: RunStore) -> None:
     assert found.figures == ()
     assert found.notes == ("no configuration and load is in both runs",)
     assert found.to_frame().empty
+
+
+def test_how_long_classes_were_measured_does_not_keep_points_apart(store: RunStore) -> None:
+    def mixed(**options: Any) -> Load:
+        return Load.classes({"fast": Load.open(200, priority=1), "bulk": Load.closed(4, batch_size=2)}, **options)
+
+    a = stored(store, point(100, 1, load=mixed(duration_s=1, seed=3)))
+    b = stored(store, point(120, 1, load=mixed(duration_s=2, warmup_s=0.1, min_requests=5)))
+    found = store.diff(a, b)
+    assert verdicts(found) == ["higher"]
+    assert found.only_a == found.only_b == ()
+    assert any("the windows differ: duration_s 1" in note for note in found.notes)
+    other = stored(store, point(120, 1, load=Load.classes({"fast": Load.open(300, priority=1)})))
+    assert verdicts(store.diff(a, other)) == []
+
+
+def test_a_configuration_is_the_same_however_it_was_set(store: RunStore) -> None:
+    """A profile of what is applied stands beside the point of a sweep that has set it."""
+    profile = stored(store, point(100, 1, settings={}))
+    sweep = stored(store, point(90, 1, size=4), point(120, 1, size=8))
+    found = store.diff(profile, sweep)
+    assert verdicts(found) == ["higher"]
+    assert (found.only_a, found.only_b) == ((), ("max_batch_size 4 at concurrency 1",))
+    assert verdicts(store.diff(sweep, profile)) == ["lower"]
+    twice = stored(store, point(120, 1, settings={"max_batch_size": 8}), point(110, 1, settings={"name": "m"}))
+    assert verdicts(store.diff(profile, twice)) == [], "which of the two is meant?"

@@ -18,6 +18,7 @@ from workbench.records.run import Run, point_key
 if TYPE_CHECKING:
     import pandas as pd
 
+_Cell = dict[str, Any]
 Verdict = Literal["higher", "lower", "too close to call", "no interval", "not stable", "not valid"]
 
 FIGURES = (
@@ -104,10 +105,12 @@ class RunDiff:
 def diff_runs(a: Run, b: Run) -> RunDiff:
     """Compares two runs point by point.
 
-    Points are joined by model, settings and load; how long they were measured, and with which seed, may differ (a note
-    says so). Of several points in one place the last one that was not a failure counts.
+    Points are joined by model, settings and load, those that are left by the configuration read back and load: one that
+    was applied before and one that a sweep has set are the same. How long they were measured, and with which seed, may
+    differ (a note says so). Of several points in one place the last one that was not a failure counts.
     """
     first, second = _cells(a), _cells(b)
+    second = _as_named(first, second)
     both = [key for key in first if key in second]
     figures: list[FigureDiff] = []
     configs: dict[str, Mapping[str, tuple[Any, Any]]] = {}
@@ -159,11 +162,38 @@ def change_text(row: FigureDiff) -> str:
 def _cells(run: Run) -> dict[str, dict[str, Any]]:
     cells: dict[str, dict[str, Any]] = {}
     for point in run.points():
-        load = {key: value for key, value in point["load"].items() if key not in _HOW_LONG and key != "seed"}
+        load = _what_is_sent(point["load"])
         key = point_key(model=point.get("model", ""), settings=point.get("settings") or {}, load=load)
         if key not in cells or not point.get("error"):
             cells[key] = point
     return cells
+
+
+def _what_is_sent(load: Mapping[str, Any]) -> dict[str, Any]:
+    """A load without how long it is measured, and without the seeds; of each of its classes, too."""
+    sent = {key: value for key, value in load.items() if key not in _HOW_LONG and key != "seed"}
+    if sent.get("mix"):
+        sent["mix"] = [[name, _what_is_sent(part)] for name, part in sent["mix"]]
+    return sent
+
+
+def _as_named(first: Mapping[str, _Cell], second: Mapping[str, _Cell]) -> dict[str, _Cell]:
+    """The second run's points by the first one's keys, where only one of each has that configuration and load."""
+    left = [_by_config({key: cell for key, cell in one.items() if key not in other}) for one, other in
+            ((first, second), (second, first))]  # fmt: skip
+    renamed = {left[1][place]: key for place, key in left[0].items() if place in left[1]}
+    return {renamed.get(key, key): cell for key, cell in second.items()}
+
+
+def _by_config(cells: Mapping[str, _Cell]) -> dict[str, str]:
+    """Keys by what was measured, of those for which it is known and that are the only ones of it."""
+    found: dict[str, list[str]] = {}
+    for key, cell in cells.items():
+        if cell.get("config"):
+            config = {"own": cell["config"], "steps": cell.get("step_configs") or {}}
+            place = point_key(model=cell.get("model", ""), config=config, load=_what_is_sent(cell["load"]))
+            found.setdefault(place, []).append(key)
+    return {place: keys[0] for place, keys in found.items() if len(keys) == 1}
 
 
 def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[FigureDiff]:
