@@ -100,6 +100,25 @@ def test_nothing_is_overwritten_unasked(store: RunStore, tmp_path: Path) -> None
     assert target.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["for_you", "for_you.sqlite", "for_you.run.sqlite", "v2.1"])
+def test_a_shared_file_has_the_ending_of_a_run(store: RunStore, tmp_path: Path, name: str) -> None:
+    shared = store.share("latest", tmp_path / name)
+    assert shared.path.name == name.removesuffix(".sqlite").removesuffix(".run") + ".run.sqlite"
+
+
+@pytest.mark.parametrize(("name", "table"), [("x.html", True), ("x.csv", True), ("x.parquet", True), ("x.zip", False)])
+def test_a_run_is_not_shared_as_something_else(
+    store: RunStore, tmp_path: Path, name: str, table: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["runs", "share", "latest", "--runs", str(store.directory), "--to", str(tmp_path / name)]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert f"not as {Path(name).suffix}" in said
+    assert "x.run.sqlite" in said, "what to give instead"
+    assert ("workbench runs export" in said) is table
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"], "nothing is written"
+
+
 def test_tables_as_csv(store: RunStore, tmp_path: Path) -> None:
     points = pd.read_csv(store.export("latest", tmp_path / "points.csv"))
     assert points["throughput"].tolist() == [100.0]
@@ -223,6 +242,8 @@ def test_the_command_line(store: RunStore, tmp_path: Path, capsys: pytest.Captur
     assert "measured at different times" in shown
     assert main(["runs", "share", first, "--to", str(tmp_path), *runs]) == 0
     assert "left out: the server's address" in capsys.readouterr().out
+    assert main(["runs", "share", first, "--to", str(tmp_path), *runs]) == 1
+    assert "give another name, or --overwrite" in capsys.readouterr().err
     assert main(["runs", "export", first, "--to", str(tmp_path / "x.csv"), *runs]) == 0
     assert main(["runs", "export", first, *runs]) == 1
     assert "say where to" in capsys.readouterr().err

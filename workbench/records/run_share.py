@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from workbench.errors import AlreadyExists
+from workbench.errors import AlreadyExists, InvalidRequest
 from workbench.records.run import SUFFIX, Run, dumps, unwritable
 
 MEASURED = ("records", "samples")
@@ -71,13 +72,14 @@ def share_run(run: Run, to: Path, *, inputs: bool = False, overwrite: bool = Fal
 
     Raises:
         AlreadyExists: there is such a file.
+        InvalidRequest: it has the ending of another kind of file.
         InternalError: it cannot be written there.
     """
-    target = to / run.path.name if to.is_dir() else to
-    if not target.name.endswith(SUFFIX):
-        target = target.with_name(target.name.removesuffix(".sqlite") + SUFFIX)
+    target = to / run.path.name if to.is_dir() else _named(to)
     if target.exists() and (not overwrite or target.samefile(run.path)):
-        raise AlreadyExists(f"{target} is there already", where=str(target), hint="give another name, or overwrite")
+        # its own file is never replaced
+        hint = "give another name" if overwrite else "give another name, or overwrite=True"
+        raise AlreadyExists(f"{target} is there already", where=str(target), hint=hint)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +94,30 @@ def share_run(run: Run, to: Path, *, inputs: bool = False, overwrite: bool = Fal
         for left in (draft, draft.with_name(f"{draft.name}-journal")):
             left.unlink(missing_ok=True)
     return Shared(path=target, size=target.stat().st_size, left_out=left_out, **counts)
+
+
+def _named(to: Path) -> Path:
+    """The file with the ending of a run; one that says something else is not a slip to be mended in silence.
+
+    Raises:
+        InvalidRequest: it has the ending of another kind of file.
+    """
+    if to.name.endswith(SUFFIX):
+        return to
+    name = to.name.removesuffix(".sqlite")
+    other = re.search(r"\.[A-Za-z][A-Za-z0-9]{0,7}\Z", name)
+    if other is not None:
+        table = " a table: workbench runs export, to .csv, .parquet or .arrow;" if other[0].lower() in _TABLES else ""
+        raise InvalidRequest(
+            f"a run is shared as a {SUFFIX} file, which holds all of it, not as {other[0]}",
+            where=str(to),
+            hint=f"{table} a run for others: {name.removesuffix(other[0])}{SUFFIX}".strip(),
+        )
+    return to.with_name(name + SUFFIX)
+
+
+_TABLES = (".csv", ".parquet", ".pq", ".arrow", ".feather", ".xlsx", ".json", ".html", ".htm")
+"""Endings of what people look at, of which a table of the run may be meant."""
 
 
 def _strip(copy: sqlite3.Connection, *, inputs: bool) -> tuple[str, ...]:
