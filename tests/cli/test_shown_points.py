@@ -69,9 +69,7 @@ def test_a_goal_that_too_few_requests_were_measured_for_is_said_once_with_how_lo
     shown = swept(monkeypatch, capsys, FEW, more=("--p99-ms", "20"))
     assert "best: " in shown
     assert shown.count("needs at least 459 requests, had 100") == 1
-    assert "to show that p99 is at most 20 ms measure for about 11 s: -p 11000" in shown, (
-        "459 / 100 of 2 s and more"
-    )
+    assert "to show that p99 is at most 20 ms measure for about 11 s: -p 11000" in shown, "459 / 100 of 2 s and more"
     enough = swept(monkeypatch, capsys, POINT, more=("--p99-ms", "20"))
     assert "p99 is at most 20 ms (99 % confidence, 2000 requests)" in enough
     assert "!" not in enough

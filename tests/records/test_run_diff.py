@@ -143,7 +143,7 @@ def test_how_long_classes_were_measured_does_not_keep_points_apart(store: RunSto
         return Load.classes({"fast": Load.open(200, priority=1), "bulk": Load.closed(4, batch_size=2)}, **options)
 
     a = stored(store, point(100, 1, load=mixed(duration_s=1, seed=3)))
-    b = stored(store, point(120, 1, load=mixed(duration_s=2, warmup_s=0.1, min_requests=5)))
+    b = stored(store, point(120, 1, load=mixed(duration_s=2, warmup_s=0.1, min_requests=5, requests=900)))
     found = store.diff(a, b)
     assert verdicts(found) == ["higher"]
     assert found.only_a == found.only_b == ()

@@ -27,7 +27,9 @@ FIGURES = (
 )  # fmt: skip
 """What is compared, where both points have it with an interval."""
 
-_HOW_LONG = {"duration_s", "warmup_s", "min_requests", "max_duration_s", "max_warmup_s", "drain_s", "max_in_flight"}
+_HOW_LONG = {
+    "duration_s", "warmup_s", "requests", "min_requests", "max_duration_s", "max_warmup_s", "drain_s", "max_in_flight",
+}  # fmt: skip
 _OF_THE_MOMENT = {"captured", "load_1m", "cpu_mhz", "memory_free_gib"}
 
 

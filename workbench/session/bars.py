@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from workbench.profiling.ab_result import Block, usable_pairs
 
 if TYPE_CHECKING:
     from workbench.profiling import Progress
@@ -45,6 +47,26 @@ def step_bar(wanted: bool) -> Iterator[Callable[[Step], None]]:
         bar.refresh()
 
     with _bar(wanted, "compare", "step") as bar:
+        yield told
+
+
+@contextmanager
+def pair_bar(wanted: bool, looks: Sequence[int]) -> Iterator[Callable[[Block], None]]:
+    """A bar of the pairs of blocks of an A/B, up to the next of its looks (numbers of pairs): it may end there."""
+    blocks: list[Block] = []
+
+    def told(block: Block) -> None:
+        blocks.append(block)
+        if bar is None:
+            return
+        pairs, left_out = len(usable_pairs(blocks)), sum(not each.usable for each in blocks)
+        bar.total = next((look for look in looks if look >= pairs), pairs)
+        bar.n = pairs
+        bar.set_postfix_str(f"{left_out} blocks left out" if left_out else "")
+
+    with _bar(wanted, "ab", "pair") as bar:
+        if bar is not None:
+            bar.reset(looks[0])
         yield told
 
 
