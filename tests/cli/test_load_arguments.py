@@ -53,6 +53,12 @@ def test_every_argument_sets_its_field() -> None:
     assert rest == {"inputs": None}
     (gamma,), _ = named("--rate", "5", "--request-distribution", "gamma", "--cv", "3")
     assert gamma == Load.open(5, "gamma", cv=3)
+    count = ["--measurement-mode", "count_windows"]
+    assert named(*count)[0] == [Load.closed(1, requests=100)]
+    assert named(*count, "--measurement-request-count", "7")[0] == [Load.closed(1, requests=7)]
+    assert named("--measurement-mode", "time_windows", "--measurement-request-count", "7")[0] == [
+        Load.closed(1, min_requests=7)
+    ]
 
 
 def test_classes_and_replays(tmp_path: Path) -> None:

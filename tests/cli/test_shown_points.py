@@ -88,7 +88,9 @@ def test_without_a_goal_it_is_said_of_the_table(
     (line,) = [line for line in shown.splitlines() if "too few requests" in line]
     assert "p99 of 2 of 3 points rests on too few requests: it takes 459" in line
     assert line.endswith("-p 26000"), "for the point with the fewest"
-    assert "too few" not in swept(monkeypatch, capsys, POINT)
+    assert shown.count("17.25?") == 2, "the ones that are meant"
+    assert "too few" not in (enough := swept(monkeypatch, capsys, POINT))
+    assert "?" not in enough
     stored(RunStore(tmp_path), FEW)
     assert main(["runs", "show", "--runs", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("p99 rests on too few requests") == 1

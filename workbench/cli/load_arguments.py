@@ -89,6 +89,12 @@ def _add_window(group: Any) -> None:
     )
     group.add_argument("--max-duration-s", type=float, metavar="S", help="what it may become (default: twice as long)")
     group.add_argument(
+        "--measurement-mode",
+        choices=["time_windows", "count_windows"],
+        help="count_windows ends it after --measurement-request-count requests, whatever -p says "
+        "(default: time_windows)",
+    )
+    group.add_argument(
         "--measurement-request-count", type=int, metavar="N", help="requests it must have, at least (default: 100)"
     )
     group.add_argument("--warmup", type=float, metavar="S", help="seconds sent before and not counted (default: 0.5)")
@@ -140,6 +146,8 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     common["streaming"] = args.streaming
     if args.sequence_length_variation is not None:
         common["sequence_length_variation"] = args.sequence_length_variation / 100
+    if args.measurement_mode == "count_windows":
+        common["requests"] = common.pop("min_requests", 100)
     if args.measurement_interval is not None:
         common["duration_s"] = args.measurement_interval / 1000
     if args.request_parameter:

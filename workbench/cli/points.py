@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.tables import print_table, say
+from workbench.cli.tables import Doubtful, print_table, say
 from workbench.cli.wording import in_flags
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def _settings(point: Point, paths: Sequence[str], models: bool = False) -> tuple
 
 def _cells(point: Point) -> tuple[Any, ...]:
     compute = point.compute_input_ms + point.compute_infer_ms + point.compute_output_ms
-    figures = (point.throughput, point.p50_ms, point.p95_ms, point.p99_ms, point.queue_ms, compute, point.mean_batch)
+    p99 = Doubtful(point.p99_ms) if _rests_on_few(point) else point.p99_ms
+    figures = (point.throughput, point.p50_ms, point.p95_ms, p99, point.queue_ms, compute, point.mean_batch)
     return (point.load.label, *figures, point.n, point.failed, point.verdict)
 
 
@@ -127,10 +128,16 @@ def gathered(said: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     return list(found.values())
 
 
+def _rests_on_few(point: Point) -> bool:
+    """Whether a point's p99 rests on fewer requests than any claim about it takes."""
+    claim = point.claim(p99_ms=math.inf)
+    return point.n > 0 and not point.error and claim.had < claim.needed
+
+
 def say_few(points: Sequence[Point]) -> None:
     """Says once of how many points the p99 rests on too few requests to mean much, and how long to measure for it."""
     measured = [point for point in points if point.n and not point.error]
-    few = [(point, claim) for point in measured if (claim := point.claim(p99_ms=math.inf)).had < claim.needed]
+    few = [(point, point.claim(p99_ms=math.inf)) for point in measured if _rests_on_few(point)]
     if not few:
         return
     needed, fewest = few[0][1].needed, min(claim.had for _, claim in few)
@@ -138,7 +145,7 @@ def say_few(points: Sequence[Point]) -> None:
     seconds = max(_seconds(point, claim) for point, claim in few)
     asked = "" if len(few) == 1 else " or more"
     say(
-        f"  ! {whose} on too few requests: it takes {needed} to claim one with 99 % confidence, there are {fewest}"
+        f"  ? {whose} on too few requests: it takes {needed} to claim one with 99 % confidence, there are {fewest}"
         f"{asked} (those of one batch count once); measure for about {seconds} s: -p {1000 * seconds}"
     )
 

@@ -69,6 +69,10 @@ def say(text: str) -> None:
         print(line)
 
 
+class Doubtful(float):
+    """A number that is shown with a question mark."""
+
+
 class _Grid:
     """A table on its way to the width that there is."""
 
@@ -164,7 +168,8 @@ def _broken(head: str, room: int) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return "-" if value != value else f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        text = "-" if value != value else f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        return f"{text}?" if isinstance(value, Doubtful) else text
     return "" if value is None else str(value)
 
 
