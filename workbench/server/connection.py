@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 
-from workbench.protocol.binary import Buffer
 from workbench.server.body import LARGE, Body
 from workbench.server.body_reader import BodyReader, hand_over
-from workbench.server.budget import Budget, Share
-from workbench.server.exchange import Application, Exchange, Stream
-from workbench.server.heads import KnownHead, answer_head, known_head, split_target, stream_head, without_upgrade
-from workbench.server.http_limits import (
-    MAX_BODY_BYTES,
-    MAX_CHUNKS,
-    MAX_FRAMING_BYTES,
-    MAX_HEAD_BYTES,
-    PROGRESS_BYTES,
-    HttpLimits,
-)
+from workbench.server.exchange import Exchange
+from workbench.server.heads import KnownHead, known_head, split_target, without_upgrade
+from workbench.server.http_limits import MAX_BODY_BYTES, MAX_CHUNKS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES, PROGRESS_BYTES
+from workbench.server.http_turns import JOIN_BELOW, Server, Turns
 
-_JOIN_BELOW = 64 * 1024
 _HIGH_WATER = 1024 * 1024
 _LONG_HEAD = f"request head exceeds {MAX_HEAD_BYTES} bytes"
 _MANY_CHUNKS = (
@@ -33,47 +21,20 @@ _MANY_CHUNKS = (
 )
 
 
-class Server(Protocol):
-    """What a connection belongs to."""
-
-    application: Application
-    loop: asyncio.AbstractEventLoop
-    limits: HttpLimits
-    bodies: Budget[Share]
-    connections: set[HttpConnection]
-    closing: bool
-    sweep_s: float
-    max_chunked_bytes: int
-
-
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(Turns, asyncio.Protocol):
     """One client's connection. The methods called ``on_...`` are httptools' callbacks."""
 
     def __init__(self, server: Server) -> None:
-        self.server = server
-        self.loop = server.loop
-        self.transport: asyncio.Transport | None = None
-        self.peer = ""
+        super().__init__(server)
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._incoming: Exchange | None = None
         self._body = Body()
-        self._share = Share(server.bodies, self._granted)
         self._piece = 0  # bytes of what came last
         self._head_bytes = 0
         self._head_done = False
         self._body_bytes = 0  # that came after the head, with a chunked body's framing and trailers
-        self._waiting: deque[Exchange] = deque()
-        self._current: Exchange | None = None
-        self._stream: Stream | None = None
-        self._deaf = False  # a refused or last request: nothing more is parsed
-        self._eof = False
-        self._paused_reading = False
-        self._paused_writing = False
         self._ages = [0, 0, 0]  # sweeps: head, body without progress, unread answer
         self._progress = 0  # of the body's bytes, when it last made some
-        self._written = 0  # of answers
-        self._taken = 0  # of that by the client, when it last made progress
-        self._received = 0  # since the last whole request
+        self._taken = 0  # of answers by the client, when it last made progress
         self._first = b""  # the piece that the request began in
         self._known: KnownHead | None = None
         self._only_head = False  # the known head has come, its body has not
@@ -102,12 +63,6 @@ class HttpConnection(asyncio.Protocol):
         self._first, self._body = b"", Body()  # what had come is not kept until the collector looks
         self._share.close()
 
-    def _abandon(self) -> None:
-        current = self._current
-        if current is not None and current.on_gone is not None:
-            callback, current.on_gone = current.on_gone, None
-            callback()
-
     def eof_received(self) -> bool:
         """The client sends nothing more; as with Triton its request is cancelled, but what runs is still answered."""
         self._eof = True
@@ -119,19 +74,6 @@ class HttpConnection(asyncio.Protocol):
             return False
         self._abandon()
         return True
-
-    def pause_writing(self) -> None:
-        """The client does not take its answers: no further request is begun."""
-        self._paused_writing = True
-        if self._stream is not None:
-            self._stream.full = True
-
-    def resume_writing(self) -> None:
-        """The client has caught up."""
-        self._paused_writing = False
-        if self._stream is not None:
-            self._stream.drained()
-        self._next()
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
@@ -301,23 +243,9 @@ class HttpConnection(asyncio.Protocol):
         if exchange.held:
             self._share.whole(exchange, self._body.size)
         exchange.body = self._body.take()
-        self._known = known_head(exchange, self._first, self._received, _JOIN_BELOW) or self._known
+        self._known = known_head(exchange, self._first, self._received, JOIN_BELOW) or self._known
         self._first = b""  # a piece may be large, and the connection idle from now on
         self._take(exchange)
-
-    def _take(self, exchange: Exchange) -> None:
-        """A request is whole: answers it, or lets it wait for those before it."""
-        # Of requests sent in one piece the first has the bytes of all: a sum is right all the same.
-        exchange.received, self._received = self._received, 0
-        if not exchange.keep_alive:
-            self._deaf = True
-        if self._current is None and not self._waiting and not self._paused_writing:
-            self._begin(exchange)
-            return
-        self._waiting.append(exchange)
-        if not self._paused_reading and self.transport is not None:
-            self._paused_reading = True
-            self.transport.pause_reading()
 
     def _read_body(self) -> None:
         """Has the rest of a large body read into its place, where that is known and nothing holds it back."""
@@ -361,102 +289,13 @@ class HttpConnection(asyncio.Protocol):
         self._waiting.append(exchange)
         self._next()
 
-    def _begin(self, exchange: Exchange) -> None:
-        self._current = exchange
-        if exchange.refusal is not None:
-            exchange.error(*exchange.refusal)
-            return
-        try:
-            self.server.application.handle(exchange)
-        except Exception as error:  # whatever a handler raises is the answer: the connection and the server stay up
-            exchange.fail(error)
-
-    def _next(self) -> None:
-        while self._waiting and self._current is None and not self._paused_writing and self.transport is not None:
-            self._begin(self._waiting.popleft())
-        self._resume()
+    @property
+    def _is_coming(self) -> bool:
+        return self._incoming is not None and self._head_done and not self._deaf
 
     def _granted(self) -> None:
         self._body.open()
         self._resume()
-
-    def _resume(self) -> None:
-        if self._paused_reading and not (self._waiting or self._share.waiting or self._deaf) and self.transport:
-            self._paused_reading = False
-            self.transport.resume_reading()
-            self._read_body()
-
-    def send(
-        self, exchange: Exchange, status: int, body: Sequence[Buffer], kind: str, headers: Iterable[tuple[str, str]]
-    ) -> None:
-        """Writes an answer; see ``Exchange.respond``."""
-        transport = self.transport
-        if transport is None or exchange is not self._current:
-            return
-        size = 0
-        for part in body:
-            size += part.nbytes if isinstance(part, memoryview) else len(part)
-        keep = exchange.keep_alive and not self.server.closing and (not self._eof or bool(self._waiting))
-        full = answer_head(exchange, status, size, kind, headers, keep=keep)
-        self.sent(len(full) + size)
-        if exchange.method == b"HEAD":
-            transport.write(full)
-        elif size < _JOIN_BELOW:
-            transport.write(b"".join((full, *body)))
-        else:
-            transport.writelines([full, *body])
-        self._finish(exchange, keep)
-
-    def start_stream(self, exchange: Exchange, kind: str, status: int) -> Stream:
-        """Writes the head of an answer in pieces; see ``Exchange.stream``."""
-        keep = exchange.keep_alive and not exchange.old and not self.server.closing and not self._eof
-        stream = self._stream = Stream(self, exchange, keep=keep)
-        if self.transport is None:
-            stream.closed = True
-            return stream
-        head = stream_head(exchange, status, kind, keep=keep)
-        self.transport.write(head)
-        self.sent(len(head))
-        stream.full = self._paused_writing
-        return stream
-
-    def end_stream(self, stream: Stream) -> None:
-        """An answer in pieces is over: the next request's turn."""
-        self._stream = None
-        self._finish(stream.exchange, stream.keep and not self.server.closing)
-
-    def sent(self, size: int) -> None:
-        """Bytes of the current request's answer were written."""
-        self._written += size
-        current = self._current
-        if current is not None and current.wire is not None:
-            current.wire.sent += size
-
-    def _finish(self, exchange: Exchange, keep: bool) -> None:
-        self._current = None
-        if exchange.held:
-            self._share.give_back(exchange)
-        if not keep:
-            self._deaf = True
-            self._waiting.clear()
-            self._close(exchange.refusal is not None and not self._eof)
-        elif self._waiting or self._paused_reading:
-            # On another turn of the loop: a client with a thousand pipelined requests must not hold the loop.
-            self.loop.call_soon(self._next)
-
-    def _close(self, linger: bool) -> None:
-        """Closes; a refused client may still be sending, and a reset would lose it the answer: read on a little."""
-        transport = self.transport
-        if transport is None:
-            return
-        if not linger:
-            transport.close()
-            return
-        with contextlib.suppress(OSError, NotImplementedError, RuntimeError):
-            transport.write_eof()
-        if self._paused_reading:
-            transport.resume_reading()
-        self.loop.call_later(self.server.limits.linger_s, transport.close)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -480,20 +319,3 @@ class HttpConnection(asyncio.Protocol):
             self._ages[2], self._taken = 0, self._written - unread
         if self._ages[2] * seconds >= limits.pause_s:
             transport.abort()
-
-    @property
-    def busy(self) -> bool:
-        """A request is coming, being answered or waits, or an answer is on its way out."""
-        return (
-            self._current is not None
-            or bool(self._waiting)
-            or (self._incoming is not None and not self._deaf)
-            or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
-        )
-
-    def shut(self) -> None:
-        """Closes when nothing is in flight; a stream is ended."""
-        if self._stream is not None and self._stream.endless:
-            self._stream.end()
-        elif not self.busy and self.transport is not None:
-            self.transport.close()
