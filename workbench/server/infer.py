@@ -28,6 +28,7 @@ from workbench.server.forwarding import HeaderForwarding
 from workbench.server.http import Exchange
 from workbench.server.labels import classified
 from workbench.server.shared_memory import SharedMemory
+from workbench.server.unpacking import AT_ONCE, EITHER, STEP, Broken, Unpacking
 
 if TYPE_CHECKING:
     from workbench.engine import InferenceEngine
@@ -39,7 +40,6 @@ OFF_LOOP_BYTES = 1024 * 1024
 """Bodies of JSON above this are read and written on a thread (DESIGN 3)."""
 
 OCTETS = "application/octet-stream"
-_PACKED_ON_LOOP = 16 * 1024  # a kilobyte can unpack to a megabyte
 _COMPRESS_ON_LOOP = 128 * 1024
 _OFF_LOOP_ELEMENTS = 64 * 1024
 
@@ -127,8 +127,10 @@ class InferEndpoint:
         packed = encoding in ("gzip", "deflate")
         length = headers.get(b"inference-header-content-length")
 
+        unpacking = Unpacking(exchange.body, EITHER) if packed else None
+
         def read() -> DecodedRequest:
-            body = decompress(exchange.body, self.max_input_size) if packed else exchange.body
+            body = exchange.body if unpacking is None else self._unpacked(unpacking, exchange)
             json_length = None if length is None else header_length(length, body)
             if json_length == 0 or (json_length is None and not body):
                 return raw_request(body, config, options)
@@ -141,12 +143,18 @@ class InferEndpoint:
             self._forwarding.add(request, exchange.named_headers)
             self._submit(exchange, request, config)
 
-        if len(exchange.body) > (_PACKED_ON_LOOP if packed else OFF_LOOP_BYTES) or (
-            self.memory.largest > OFF_LOOP_BYTES and b'"shared_memory_region"' in bytes(exchange.body)
-        ):
+        is_long = len(exchange.body) > (AT_ONCE if packed else OFF_LOOP_BYTES)
+        if unpacking is not None and not is_long:
+            is_long = not is_small(unpacking)
+        if is_long or (self.memory.largest > OFF_LOOP_BYTES and b'"shared_memory_region"' in bytes(exchange.body)):
             self.off_loop(exchange, read, submit)
         else:
             submit(read())
+
+    def _unpacked(self, unpacking: Unpacking, exchange: Exchange) -> bytes:
+        if not exchange.body:
+            raise InvalidRequest("nothing to be decompressed")
+        return decompress(unpacking, self.max_input_size, lambda: not exchange.gone)
 
     def off_loop(self, exchange: Answered, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Does ``work`` on a thread and ``then`` with its result on the loop; what either raises is the answer."""
@@ -286,28 +294,40 @@ def header_length(value: bytes, body: Buffer) -> int:
     return parsed
 
 
-def decompress(body: Buffer, limit: int) -> bytes:
-    """A gzip or deflate body unpacked (which of the two is found out, as in Triton).
+def is_small(unpacking: Unpacking) -> bool:
+    """Whether a packed body is unpacked in a moment; then it has been. What is wrong with it ``decompress`` says."""
+    try:
+        return unpacking.step(AT_ONCE)
+    except Broken:
+        return True
+
+
+def decompress(unpacking: Unpacking, limit: int, wanted: Callable[[], bool]) -> bytes:
+    """A gzip or deflate body unpacked, or what is left of it (which of the two is found out, as in Triton).
+
+    Args:
+        unpacking: the body.
+        limit: bytes that it may unpack to.
+        wanted: asked now and then whether it still is.
 
     Raises:
-        InvalidRequest: empty, or larger than ``limit`` bytes when unpacked.
+        InvalidRequest: larger than ``limit`` bytes when unpacked, or not wanted any more.
         InternalError: broken.
     """
-    if not body:
-        raise InvalidRequest("nothing to be decompressed")
-    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
     try:
-        data = unpacker.decompress(body, limit + 1)
-    except zlib.error:
+        while not unpacking.step(max(1, min(STEP, limit + 1 - unpacking.size))):
+            if not wanted():
+                raise InvalidRequest("nobody waits for the answer")
+            if unpacking.size > limit:
+                break
+    except Broken:
         raise InternalError("encountered inconsistent stream state during decompression") from None
-    if len(data) > limit:
+    if unpacking.size > limit:
         raise InvalidRequest(
             f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
             "Use --http-max-input-size to increase the limit."
         )
-    if not unpacker.eof:
-        raise InternalError("encountered inconsistent stream state during decompression")
-    return data
+    return unpacking.plain
 
 
 def compress(buffers: list[Buffer], packing: str) -> bytes:
