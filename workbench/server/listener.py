@@ -47,11 +47,15 @@ class _Connections(set[C]):
         super().__init__()
         self._coming = coming
         self.arrived = 0
+        self.are_over = False
+        """Nobody looks after those that come now, at the end of a handshake."""
 
     def add(self, connection: C) -> None:
         if self._coming.pop(cast("asyncio.BaseProtocol", connection), None) is not None:
             self.arrived += 1
         super().add(connection)
+        if self.are_over and connection.transport is not None:
+            asyncio.get_running_loop().call_soon(connection.transport.abort)
 
 
 def connection_limit(asked: int) -> int:
@@ -233,6 +237,7 @@ class Listener(Generic[C]):
             if self.loop.time() >= deadline:
                 break
             await asyncio.sleep(0.01)
+        self._come.are_over = True
         clean = not any(connection.busy for connection in self.connections)
         for connection in tuple(self.connections):
             if connection.transport is not None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from workbench.clock import monotonic_ns
 from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.records import LogSettings
 from workbench.server import runtime
@@ -34,6 +35,7 @@ LOG = logging.getLogger("workbench.server")
 _ORPHAN_EXIT_S = 5.0
 _LOADING_EXIT_S = 1.0
 _OVERTIME_S = 15.0
+_LEAST_UNLOAD_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,13 +132,15 @@ def _report(error: WorkbenchError) -> None:
 
 
 def _stop(server: RunningServer, timeout_s: float) -> int:
-    """Stops; whatever hangs, the process ends."""
+    """Stops; whatever hangs, the process ends. The models have what the clients have left of the time."""
     LOG.info("Waiting for in-flight requests to complete.")
     overtime = threading.Timer(timeout_s + _OVERTIME_S, os._exit, (1,))
     overtime.daemon = True
     overtime.start()
+    began = monotonic_ns()
     clean = server.close(timeout_s)
-    server.engine.stop(timeout_s if clean else 1.0)
+    left = timeout_s - (monotonic_ns() - began) / 1e9
+    server.engine.stop(max(_LEAST_UNLOAD_S, left) if clean else _LEAST_UNLOAD_S)
     overtime.cancel()
     if not clean:
         LOG.error("Exit timeout expired. Exiting immediately.")

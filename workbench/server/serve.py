@@ -63,6 +63,7 @@ class RunningServer:
         )
         self._grpc: GrpcService | None = None
         self._listeners: list[Listener] = []
+        self._metrics_port: Listener | None = None
         self._on_stop: Callable[[], None] | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -109,6 +110,7 @@ class RunningServer:
             await self._listen_grpc(options, loop)
         if options.allow_metrics:
             metrics = HttpServer(self._metrics, loop, limits=options.limits, service="Metrics Service")
+            self._metrics_port = metrics
             self._listeners.append(metrics)
             await _bind(metrics, options.metrics_address, options.metrics_port, options.reuse_port)
             self.metrics_url = _url(options.metrics_address, metrics.port) + "/metrics"
@@ -166,10 +168,11 @@ class RunningServer:
 
     async def _close(self, timeout_s: float) -> bool:
         self.api.exiting = True
-        # metrics last: what happens during the stop can still be seen
-        clean = True
-        for listener in self._listeners:
-            clean = await listener.close(timeout_s) and clean
+        loop, metrics = self.engine.loop, self._metrics_port
+        ends = loop.time() + timeout_s
+        clean = all(await asyncio.gather(*(each.close(timeout_s) for each in self._listeners if each is not metrics)))
+        if metrics is not None:  # last: what happens during the stop can still be seen
+            clean = await metrics.close(max(0.0, ends - loop.time())) and clean
         return clean
 
     def _call(self, work: Awaitable[T], timeout_s: float) -> T:
