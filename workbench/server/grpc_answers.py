@@ -64,7 +64,7 @@ class Answers(FlowControl):
             return 0
         size = len(data)
         if size > LARGE:
-            self._has_large = True
+            self.begin_large()
         self._out.add(call.stream_id, data)
         self._plan()
         self._sent += size
@@ -111,20 +111,19 @@ class Answers(FlowControl):
 
     def _flush(self) -> None:
         self._planned = False
-        transport, h2 = self.transport, self._h2
+        transport = self.transport
         if transport is None or self._is_paused():
             self._look_at_unread()
             return
         if self._admitted:
             self._expect()
+        hears, self._hears = self._hears, True
         try:
-            self._write(transport, h2)
-            if self._finishing:
-                self._stop_senders()
-        except (ngh2.NGH2Error, MemoryError):
-            transport.abort()
+            is_open = self._write_all(transport)
+        finally:
+            self._hears = hears
+        if not is_open:
             return
-        self._handle(h2.events())
         if self._has_large and not self._is_paused() and not transport.is_closing():
             self._send_large()
         if self._sent or self._unread:
@@ -133,6 +132,19 @@ class Answers(FlowControl):
             self._look_at_backlogs()
         if self._leaving and not self.calls and not transport.is_closing():
             self._bid_farewell(transport)
+
+    def _write_all(self, transport: asyncio.Transport) -> bool:
+        """Writes what there is, and handles what libnghttp2 says of it; False when the connection is over."""
+        h2 = self._h2
+        try:
+            self._write(transport, h2)
+            if self._finishing:
+                self._stop_senders()
+        except (ngh2.NGH2Error, MemoryError):
+            transport.abort()
+            return False
+        self._handle(h2.events())
+        return True
 
     def _bid_farewell(self, transport: asyncio.Transport) -> None:
         """Closes, and says which call was the last: others the client may try elsewhere (RFC 9113, 6.8)."""
@@ -148,9 +160,11 @@ class Answers(FlowControl):
             while (piece := h2.data_to_send(_PIECE)) and len(piece) == _PIECE:
                 transport.write(piece)
                 if self._is_paused():
-                    return  # perhaps in the middle of a frame
+                    self._in_frame = True  # perhaps
+                    return
             transport.write(piece)
         before: bytes = h2.data_to_send()
+        self._in_frame = False
         if before or out.sendable:
             self._frames.idle_updates = 0
         if self._padding:

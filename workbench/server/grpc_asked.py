@@ -13,7 +13,7 @@ from workbench.server.forwarding import HeaderForwarding
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_codec import encode_response, parse_infer, read_metadata, read_tensors, version_number
 from workbench.server.grpc_hot import Scanned, Templates, fill, scan
-from workbench.server.grpc_message import FRAMING
+from workbench.server.grpc_message import FRAMING, STOPPING
 from workbench.server.infer import OFF_LOOP_BYTES
 from workbench.server.labels import classified
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from workbench.records import Event
     from workbench.server.kserve import KServeApi
     from workbench.server.traffic import WireCount
-
-STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 _OFF_LOOP_ELEMENTS = 64 * 1024
 _PACKED_ON_LOOP = 128 * 1024

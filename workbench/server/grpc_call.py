@@ -23,8 +23,8 @@ from workbench.server.grpc_message import (
     packed,
     percent_encoded,
     status_number,
-    unpacked,
 )
+from workbench.server.grpc_unpack import Packed
 
 LOG = logging.getLogger("workbench.server")
 
@@ -34,6 +34,7 @@ class Hold(enum.IntFlag):
 
     REQUESTS = 1  # too many of its own are not answered
     MEMORY = 2  # all calls together keep too much
+    UNPACKING = 4  # a thread unpacks one, and others would wait behind it
 
 
 class Carrier(Protocol):
@@ -44,6 +45,9 @@ class Carrier(Protocol):
 
     def send_head(self, call: Call, encoding: str) -> None:
         """Begins the answer; ``encoding`` names its compression, empty for none."""
+
+    def begin_large(self) -> None:
+        """Pieces follow that are large together: the first may be small, and is to go the way of the others."""
 
     def send_message(self, call: Call, data: Buffer) -> int:
         """Sends a message; gives how many bytes of the call's messages now wait for the client."""
@@ -60,11 +64,16 @@ class Carrier(Protocol):
     def let_go(self, call: Call, size: int) -> None:
         """A message that was kept is not needed any more."""
 
-    def room(self, call: Call, size: int) -> int:
-        """What a compressed message of ``size`` bytes with its framing may unpack to now, in bytes."""
+    def unpack(self, call: Call, data: memoryview, encoding: str) -> memoryview | None:
+        """A compressed message unpacked; None where that takes a thread, which ``Call.unpacked`` or
+        ``Call.cannot_unpack`` is told of.
 
-    def grown(self, call: Call, size: int, plain: int) -> None:
-        """A message of ``size`` bytes has been unpacked to ``plain`` bytes, both with their framing."""
+        Raises:
+            BadMessage: it cannot be read, or is too large.
+        """
+
+    def give_up_unpacking(self, call: Call) -> None:
+        """A message that a thread is to unpack is not needed."""
 
     def resume(self, call: Call) -> None:
         """The call takes messages again."""
@@ -85,6 +94,9 @@ class Receiver(Protocol):
     def drained(self) -> None:
         """The client has taken what was sent, after ``Call.send`` had said that much waits."""
 
+    def stopping(self) -> None:
+        """The server stops: the call is to end when what has been asked is answered, at once if nothing was."""
+
 
 class Call:
     """One call. A handler sends answers with ``send`` and ends it with ``finish`` or ``fail``.
@@ -94,6 +106,7 @@ class Call:
 
     __slots__ = (
         "_assembler",
+        "_behind",
         "_carrier",
         "_encoding",
         "_timer",
@@ -117,6 +130,7 @@ class Call:
     def __init__(self, carrier: Carrier, stream_id: int, path: bytes, headers: Mapping[bytes, bytes]) -> None:
         self._carrier = carrier
         self._assembler: Assembler | None = None
+        self._behind: list[tuple[bool, memoryview]] | None = None  # messages, while a thread unpacks one before them
         self._encoding = headers.get(b"grpc-encoding", b"identity").decode("latin-1")
         self._timer: asyncio.TimerHandle | None = None
         self.stream_id = stream_id
@@ -180,12 +194,9 @@ class Call:
             elif data:
                 if self._assembler is None:
                     self._assembler = Assembler(self._announced, first_content)
-                self._take(self._assembler.add(data), receiver)
-            if last and self.receiver is not None:
-                if self.inside:
-                    self.break_off(INTERNAL, "the last message ends too early")
-                    return
-                receiver.half_closed()
+                self._take(self._assembler.add(data))
+            if last:
+                self._end()
         except BadMessage as bad:
             self.break_off(bad.status, bad.text)
         except Exception as error:  # whatever a handler raises is the answer: the connection and the server stay up
@@ -203,25 +214,71 @@ class Call:
     def came(self, size: int) -> None:
         """So many were written there."""
         assert self._assembler is not None
-        assert self.receiver is not None
         try:
-            self._take(self._assembler.came(size), self.receiver)
+            self._take(self._assembler.came(size))
         except BadMessage as bad:
             self.break_off(bad.status, bad.text)
         except Exception as error:  # as in ``feed``
             self.fail(error)
 
-    def _take(self, messages: list[tuple[bool, memoryview]], receiver: Receiver) -> None:
-        for is_packed, message in messages:
+    def _take(self, messages: list[tuple[bool, memoryview]]) -> None:
+        for is_packed, data in messages:
             if self.receiver is None:
                 return
-            receiver.message(self._unpacked(message) if is_packed else message)
+            if self._behind is not None:
+                self._behind.append((is_packed, data))
+                continue
+            plain = self._carrier.unpack(self, data, self._encoding) if is_packed else data
+            if plain is None:
+                self._behind = []
+                self.hold(Hold.UNPACKING)
+            else:
+                self.receiver.message(plain)
 
-    def _unpacked(self, message: memoryview) -> memoryview:
-        size = message.nbytes + FRAMING
-        plain = unpacked(message, self._encoding, self._carrier.room(self, size))
-        self._carrier.grown(self, size, len(plain) + FRAMING)
-        return memoryview(plain)
+    def _end(self) -> None:
+        """The client sends no more: the handler hears of it when it has had all messages."""
+        if self.receiver is None or self._behind is not None:
+            return
+        if self.inside:
+            self.break_off(INTERNAL, "the last message ends too early")
+        else:
+            self.receiver.half_closed()
+
+    def unpacked(self, packed: Packed) -> None:
+        """A thread has unpacked a message: it is taken, and then those that have come behind it."""
+        behind, self._behind = self._behind, None
+        if self.receiver is None or behind is None:
+            return
+        try:
+            self.receiver.message(packed.plain)
+            self._take(behind)
+            if self.half_closed:
+                self._end()
+        except BadMessage as bad:
+            self.break_off(bad.status, bad.text)
+        except Exception as error:  # as in ``feed``
+            self.fail(error)
+        if self._behind is None:
+            self.resume(Hold.UNPACKING)
+
+    def stop(self) -> None:
+        """The server stops: see ``Receiver.stopping``."""
+        if self.receiver is not None:
+            self.receiver.stopping()
+
+    def cannot_unpack(self, error: BaseException) -> None:
+        """A thread was to unpack a message, and could not."""
+        if isinstance(error, BadMessage):
+            self.break_off(error.status, error.text)
+        else:
+            self.fail(error)
+
+    def _drop(self) -> None:
+        """What has come, and is not taken, is not needed."""
+        self._assembler = None
+        if self._behind is not None:
+            self._behind = None
+            self._carrier.give_up_unpacking(self)
 
     def _announced(self, size: int) -> None:
         self._carrier.reserve(self, size)
@@ -275,6 +332,8 @@ class Call:
     def reply_apart(self, parts: Sequence[Buffer]) -> int:
         """As ``reply`` with the uncompressed message, large parts as they are. Gives the bytes of it all."""
         size = 0
+        if not self.ended:
+            self._carrier.begin_large()
         for piece in framed_apart(parts):
             self.send(piece)
             size += len(piece)
@@ -287,7 +346,7 @@ class Call:
             return
         self.ended = True
         self.receiver = None
-        self._assembler = None  # what is half here is not needed; who sends it may take his time
+        self._drop()  # who sends the rest may take his time
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -311,7 +370,7 @@ class Call:
     def closed(self) -> None:
         """The stream is over, whoever ended it."""
         self.ended = True
-        self._assembler = None
+        self._drop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -60,6 +60,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         self._greeted = False
         self._pinged = 0.0  # when a ping was sent that is not answered yet
         self._leaving = 0.0  # when it was told to go
+        self._stops = False  # and its calls, because the server stops
         self._inside: dict[int, float] = {}  # calls in the middle of a message: since when nothing has come
         self._known_heads: dict[tuple[tuple[bytes, bytes], ...], dict[bytes, bytes]] = {}  # of accepted calls
         self._on_event: dict[type, Callable[[Any], None]] = {
@@ -139,7 +140,12 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         self._heard = self.loop.time()
         place, self._place = self._place, None
         frames = self._frames
-        if not (frames.add(self.server.scratch[:nbytes]) if place is None else frames.read(place, nbytes)):
+        self._hears = True
+        try:
+            is_open = frames.add(self.server.scratch[:nbytes]) if place is None else frames.read(place, nbytes)
+        finally:
+            self._hears = False
+        if not is_open:
             return
         ours = self._own or self._padding or self._admitted or self._out.sendable
         if self._h2.want_write or ours or self._finishing or self._leaving:
@@ -345,13 +351,21 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         return bool(self.calls)
 
     def shut(self) -> None:
-        """Tells the client to go elsewhere with new calls; closes when none is left."""
-        if self._leaving or self.transport is None:
+        """Tells the client to go elsewhere with new calls; closes when none is left.
+
+        Where the server stops those end in which nothing is asked.
+        """
+        if self.transport is None:
             return
-        self._leaving = self.loop.time()
-        with contextlib.suppress(ngh2.NGH2Error):
-            self._h2.send_shutdown_notice()
-        self._plan()
+        if not self._leaving:
+            self._leaving = self.loop.time()
+            with contextlib.suppress(ngh2.NGH2Error):
+                self._h2.send_shutdown_notice()
+            self._plan()
+        if self.server.closing and not self._stops:
+            self._stops = True
+            for call in tuple(self.calls.values()):
+                call.stop()
 
     def _end(self) -> None:
         """Closes once what is to be said has been said. What has come behind that is not looked at."""

@@ -12,7 +12,10 @@ import ngh2
 from workbench.protocol.binary import Buffer
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_frames import FRAME, WHOLE_WINDOW, Frames, window_update
+from workbench.server.grpc_message import FRAMING
 from workbench.server.grpc_send import Outgoing, Overflow, Plain
+from workbench.server.grpc_unpack import Packed
+from workbench.server.unpacking import AT_ONCE
 
 if TYPE_CHECKING:
     from workbench.server.grpc_server import GrpcServer
@@ -33,6 +36,8 @@ class FlowControl(ABC):
         self._frames = Frames(self)
         self._out: Plain | Outgoing = Plain(h2)
         self._has_large = False  # answers, or is about to
+        self._hears = False  # what the client, or libnghttp2, has said is being handled
+        self._in_frame = False  # libnghttp2 was asked for a part of what it has to send, and may be amid a frame
         self._admitted: list[Call] = []  # have been granted the memory for a large message
         self._own = bytearray()  # frames of our own that are to be sent
         self._padding: dict[int, int] = {}  # bytes of it by stream, of which the client is to be told
@@ -86,16 +91,32 @@ class FlowControl(ABC):
         """See ``Carrier``."""
         self.server.memory.release(call, size)
 
-    def room(self, call: Call, size: int) -> int:
-        """See ``Carrier``: what memory has left, or all of it for one that is alone."""
-        memory, window = self.server.memory, self.server.options.limits.window
-        return max(window, memory.size - memory.used + self._had(call, size))
+    def unpack(self, call: Call, data: memoryview, encoding: str) -> memoryview | None:
+        """See ``Carrier``."""
+        packed = Packed(data, encoding, self._had(call, data.nbytes + FRAMING))
+        if data.nbytes <= AT_ONCE:
+            is_whole = packed.step(AT_ONCE, self.room(packed))
+            self.grown(call, packed)
+            if is_whole:
+                return packed.plain
+        self.server.unpacker.add(self, call, packed)
+        return None
 
-    def grown(self, call: Call, size: int, plain: int) -> None:
-        """See ``Carrier``: what is larger than the window counts as if it had come so."""
-        had = self._had(call, size)
-        if plain > self.server.options.limits.window and plain > had:
-            self.server.memory.take(call, plain - had)
+    def give_up_unpacking(self, call: Call) -> None:
+        """See ``Carrier``."""
+        self.server.unpacker.forget(self, call)
+
+    def room(self, packed: Packed) -> int:
+        """See ``Memory``: what there is left, or all of it for one that is alone."""
+        memory, window = self.server.memory, self.server.options.limits.window
+        return max(window, memory.size - memory.used + packed.counted)
+
+    def grown(self, call: Call, packed: Packed) -> None:
+        """See ``Memory``: what is larger than the window counts as if it had come so."""
+        size = packed.size
+        if size > self.server.options.limits.window and size > packed.counted:
+            self.server.memory.take(call, size - packed.counted)
+            packed.counted = size
 
     def _had(self, call: Call, size: int) -> int:
         """What a message of ``size`` bytes was given before it came, which what it unpacks to takes over."""
@@ -174,16 +195,25 @@ class FlowControl(ABC):
         """See ``Owner``."""
         self._cut_off(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
 
-    def _send_large(self) -> None:
-        """Has answers sent without libnghttp2 from now on, if it has nothing more to send and no window under way.
+    def begin_large(self) -> None:
+        """See ``Carrier``: this and all that follows goes without libnghttp2, or what follows, where that is later."""
+        if isinstance(self._out, Plain):
+            self._has_large = True
+            if not self._hears:
+                self._send_large()
 
-        Not while events of libnghttp2 wait to be handled: it would know windows of calls that are not known here yet.
-        Nor while one is shut: how far, it does not say, and it sends no trailers then. Later on it hears of none.
+    def _send_large(self) -> None:
+        """Has answers sent without libnghttp2 from now on, if it has none to send and no window under way.
+
+        Heads of answers, and trailers, it may have: they leave before what is framed here. Not while events of it wait
+        to be handled: it would know windows of calls that are not known here yet. Nor while one is shut: how far, it
+        does not say, and it sends no trailers then. Later on it hears of none. Nor amid a DATA frame: what of it has
+        been sent libnghttp2 takes from the windows at its end.
         """
         if not isinstance(self._out, Plain):
             self._has_large = False
             return
-        if self._out.queued or self._frames.in_update:
+        if self._out.queued or self._in_frame or self._frames.in_update:
             return
         h2 = self._h2
         try:

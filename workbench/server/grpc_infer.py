@@ -19,7 +19,7 @@ from workbench.protocol.tensors import InferenceResponse
 from workbench.server.grpc_asked import Asked, Requests
 from workbench.server.grpc_call import Call, Hold
 from workbench.server.grpc_codec import of_stream
-from workbench.server.grpc_message import LARGE, OK, status_number
+from workbench.server.grpc_message import LARGE, OK, STOPPING, UNAVAILABLE, status_number
 from workbench.server.grpc_options import GrpcOptions
 
 if TYPE_CHECKING:
@@ -48,13 +48,18 @@ class InferCalls:
 
     def unary(self, call: Call) -> _Unary:
         """Begins a ModelInfer."""
-        self._choose_compression(call)
+        self._begin(call)
         return _Unary(self, call)
 
     def stream(self, call: Call) -> _Stream:
         """Begins a ModelStreamInfer."""
-        self._choose_compression(call)
+        self._begin(call)
         return _Stream(self, call)
+
+    def _begin(self, call: Call) -> None:
+        if self.api.exiting:
+            call.finish(UNAVAILABLE, STOPPING)
+        self._choose_compression(call)
 
     def _choose_compression(self, call: Call) -> None:
         """By level, of what the client takes: gzip counts as the quicker one, deflate as the smaller (gRPC core)."""
@@ -102,6 +107,11 @@ class _Unary:
 
     def drained(self) -> None:
         """Nothing is held back."""
+
+    def stopping(self) -> None:
+        """A request that is not here would be refused."""
+        if self._asked is None:
+            self._call.finish(UNAVAILABLE, STOPPING)
 
     def _submit(self, asked: Asked) -> None:
         call = self._call
@@ -159,7 +169,7 @@ class _Turn:
 class _Stream:
     """A ModelStreamInfer."""
 
-    __slots__ = ("_asked", "_busy", "_call", "_calls", "_closing", "_inbox", "_open", "_order", "_strict")
+    __slots__ = ("_asked", "_busy", "_call", "_calls", "_closing", "_inbox", "_open", "_order", "_stopping", "_strict")
 
     def __init__(self, calls: InferCalls, call: Call) -> None:
         self._calls = calls
@@ -169,6 +179,7 @@ class _Stream:
         self._open: set[_Turn] = set()
         self._order: deque[_Turn] = deque()  # non-decoupled requests, as they came
         self._closing = False
+        self._stopping = False
         self._strict = call.headers.get(b"triton_grpc_error") == b"true"
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -339,8 +350,17 @@ class _Stream:
         self._end_when_done()
 
     def _end_when_done(self) -> None:
-        if self._closing and not self._open and not self._inbox and not self._busy:
+        if self._open or self._inbox or self._busy:
+            return
+        if self._closing:
             self._call.finish(OK)
+        elif self._stopping:
+            self._call.finish(UNAVAILABLE, STOPPING)
+
+    def stopping(self) -> None:
+        """Ends the stream, which a client may keep open for good, when its requests are answered."""
+        self._stopping = True
+        self._end_when_done()
 
     def drained(self) -> None:
         """The client has taken what it was sent: decoupled models go on."""

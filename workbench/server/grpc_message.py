@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from workbench.errors import Code
 from workbench.protocol.binary import Buffer
 from workbench.server.body import aligned
+from workbench.server.unpacking import GZIP, ZLIB
 
 MAX_MESSAGE = 2**31 - 1
 """Triton's limit of a message, bytes."""
@@ -25,7 +26,9 @@ _NUMBERS = {
 _BY_CODE = {code: _NUMBERS[code.grpc_status] for code in Code}
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN = frozenset(range(0x20, 0x7F)) - {0x25}
-_WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+FORMS = {"gzip": GZIP, "deflate": ZLIB}
+"""Format of each ``grpc-encoding`` that packs."""
+
 LARGE = 64 * 1024
 """Parts of messages from here on, bytes, are not copied where that can be."""
 _PARTS = 64  # pieces of a smaller message that are kept apart: a byte of its own takes forty
@@ -33,6 +36,10 @@ SLACK = 16
 """Bytes behind the place of a large message that may be written over."""
 ENCODINGS = b"identity, deflate, gzip"
 """What ``grpc-accept-encoding`` says of this server, and the ``grpc-encoding`` values that it takes."""
+
+
+STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
+"""What a request is told that comes while the server stops."""
 
 
 class BadMessage(Exception):
@@ -104,34 +111,11 @@ def framed_apart(parts: Sequence[Buffer]) -> list[Buffer]:
 
 def packed(parts: Sequence[Buffer], encoding: str) -> bytes:
     """One message with its framing, packed (``gzip`` or ``deflate``) where that makes it smaller."""
-    packer = zlib.compressobj(6, wbits=_WBITS[encoding])
+    packer = zlib.compressobj(6, wbits=FORMS[encoding])
     data = b"".join([*(packer.compress(part) for part in parts), packer.flush()])
     if len(data) >= sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts):
         return framed(parts)
     return b"".join((b"\1", len(data).to_bytes(4, "big"), data))
-
-
-def unpacked(data: Buffer, encoding: str, room: int = MAX_MESSAGE) -> bytes:
-    """The message in a packed one.
-
-    Raises:
-        BadMessage: it is broken, or larger than ``room``, or than ``MAX_MESSAGE``.
-    """
-    if encoding not in _WBITS:
-        raise BadMessage(INTERNAL, "a message is marked as compressed, but the call names no compression")
-    unpacker = zlib.decompressobj(wbits=_WBITS[encoding])
-    try:
-        plain = unpacker.decompress(data, limit := min(room, MAX_MESSAGE))
-    except zlib.error as error:
-        raise BadMessage(INTERNAL, f"a compressed message cannot be read: {error}") from None
-    if not unpacker.eof:
-        if unpacker.unconsumed_tail or len(plain) == limit:
-            text = f"Received message larger than max ({MAX_MESSAGE} bytes unpacked)"
-            if room < MAX_MESSAGE:
-                text = f"the message unpacks to more than the {room} bytes that are free for messages: try again later"
-            raise BadMessage(RESOURCE_EXHAUSTED, text)
-        raise BadMessage(INTERNAL, "a compressed message cannot be read: it ends too early")
-    return plain
 
 
 def first_content(head: bytes) -> int:

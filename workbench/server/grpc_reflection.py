@@ -12,7 +12,7 @@ from google.protobuf.descriptor import FileDescriptor
 from workbench.errors import WorkbenchError
 from workbench.server.grpc_call import Call
 from workbench.server.grpc_codec import parse
-from workbench.server.grpc_message import status_number
+from workbench.server.grpc_message import STOPPING, UNAVAILABLE, status_number
 from workbench.server.grpc_protos import (
     REFLECTION_VERSIONS,
     find_file,
@@ -58,6 +58,10 @@ class ReflectionCall:
 
     def drained(self) -> None:
         """Nothing is held back: answers are as many as questions, which flow control bounds."""
+
+    def stopping(self) -> None:
+        """Every question has been answered."""
+        self._call.finish(UNAVAILABLE, STOPPING)
 
 
 def _answer(request: Any, answer: Any) -> None:

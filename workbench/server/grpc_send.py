@@ -1,7 +1,8 @@
 """How answers are sent, within the client's windows: small ones by libnghttp2, large ones without copies.
 
 libnghttp2 copies what it frames three times, which of a small answer costs less than to do the same in Python: until a
-connection has a large answer all go that way (``Plain``). From then on libnghttp2 frames and compresses headers and
+connection has a large answer all go that way (``Plain``). From that one on, or, where it comes while libnghttp2 has
+answers to send, from the next one on, libnghttp2 frames and compresses headers and
 trailers, and is told of no DATA, and of no window either, for its windows would only ever grow (``Outgoing``; RFC 9113,
 5.2 and 6.9).
 """

@@ -11,6 +11,7 @@ from workbench.server.grpc_call import Call, Hold, Opener
 from workbench.server.grpc_connection import GrpcConnection
 from workbench.server.grpc_message import UNIMPLEMENTED
 from workbench.server.grpc_options import GrpcOptions
+from workbench.server.grpc_unpack import Unpacker
 from workbench.server.guard import HostGuard
 from workbench.server.listener import Listener
 from workbench.server.unread import Unread
@@ -65,6 +66,7 @@ class GrpcServer(Listener[GrpcConnection]):
         self.memory = MessageMemory(options.limits.memory)
         self.unread: Unread[Answers] = Unread(options.limits.memory)
         self.halves = HalfSent(options.limits.memory)
+        self.unpacker = Unpacker(loop)
         self._methods = methods
         self._guard = guard
         keep, limits = options.keep_alive, options.limits
@@ -92,6 +94,12 @@ class GrpcServer(Listener[GrpcConnection]):
             tls=options.tls,
             handshake_s=options.limits.hello_s,
         )
+
+    async def close(self, timeout_s: float) -> bool:
+        """See ``Listener``."""
+        clean = await super().close(timeout_s)
+        self.unpacker.close()
+        return clean
 
     def refusal(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """The HTTP status for what is no gRPC call, or one of a web page that may not call; None for a call."""

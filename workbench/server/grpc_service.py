@@ -16,7 +16,7 @@ from workbench.server.access import TOKEN_NEEDED, has_token
 from workbench.server.grpc_call import Call, Opener, Receiver
 from workbench.server.grpc_codec import parse, version_number
 from workbench.server.grpc_infer import InferCalls
-from workbench.server.grpc_message import UNAUTHENTICATED, UNAVAILABLE
+from workbench.server.grpc_message import STOPPING, UNAUTHENTICATED, UNAVAILABLE
 from workbench.server.grpc_options import GrpcOptions
 from workbench.server.grpc_protos import NOT_SERVING, REFLECTION_VERSIONS, SERVING, protos
 from workbench.server.grpc_reflection import ReflectionCall
@@ -68,6 +68,11 @@ class _Plain:
 
     def drained(self) -> None:
         """Nothing is held back."""
+
+    def stopping(self) -> None:
+        """What has been asked is answered."""
+        if not self._taken:
+            self._call.finish(UNAVAILABLE, STOPPING)
 
 
 def send(call: Call, message: Any) -> None:
