@@ -26,6 +26,7 @@ from workbench.server.grpc_message import (
     UNIMPLEMENTED,
     timeout_s,
 )
+from workbench.server.unpacking import AT_ONCE
 from workbench.server.unread import NOT_READ
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         self._heard = self.loop.time()
         place, self._place = self._place, None
         frames = self._frames
-        self._hears = True
+        self._hears, self._at_once = True, AT_ONCE
         try:
             is_open = frames.add(self.server.scratch[:nbytes]) if place is None else frames.read(place, nbytes)
         finally:

@@ -37,6 +37,9 @@ class FlowControl(ABC):
         self._out: Plain | Outgoing = Plain(h2)
         self._has_large = False  # answers, or is about to
         self._hears = False  # what the client, or libnghttp2, has said is being handled
+        self._at_once = (
+            0  # bytes that may be unpacked on the loop of what has come in one piece: it may be many messages
+        )
         self._in_frame = False  # libnghttp2 was asked for a part of what it has to send, and may be amid a frame
         self._admitted: list[Call] = []  # have been granted the memory for a large message
         self._own = bytearray()  # frames of our own that are to be sent
@@ -94,8 +97,9 @@ class FlowControl(ABC):
     def unpack(self, call: Call, data: memoryview, encoding: str) -> memoryview | None:
         """See ``Carrier``."""
         packed = Packed(data, encoding, self._had(call, data.nbytes + FRAMING))
-        if data.nbytes <= AT_ONCE:
-            is_whole = packed.step(AT_ONCE, self.room(packed))
+        if data.nbytes <= AT_ONCE and self._at_once > 0:
+            is_whole = packed.step(self._at_once, self.room(packed))
+            self._at_once -= packed.size
             self.grown(call, packed)
             if is_whole:
                 return packed.plain
