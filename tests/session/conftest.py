@@ -69,6 +69,26 @@ def remote(process: WorkbenchServer) -> Iterator[TritonServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def foreign_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkbenchServer]:
+    """Such a repository in a background process that has no runtime file here: nothing is known of it by its address,
+    as of a real Triton."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("elsewhere")))
+        server = wb.serve(small_repository(tmp_path_factory.mktemp("foreign") / "models"))
+    with server:
+        assert isinstance(server, WorkbenchServer)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def foreign(foreign_process: WorkbenchServer, module_state: None) -> Iterator[TritonServer]:
+    """That one by its address."""
+    with wb.connect(foreign_process.url) as server:
+        assert isinstance(server, TritonServer)
+        yield server
+
+
 @pytest.fixture(params=["process", "kernel"])
 def server(request: pytest.FixtureRequest) -> Server:
     """A server of the workbench, in each place; ``double`` is as its file has it."""

@@ -79,6 +79,14 @@ def test_an_interrupted_profile_in_the_kernel_keeps_what_it_has(kernel: Engine) 
     assert point.reasons[0] == "the measurement was stopped before its end"
 
 
+def test_a_window_of_so_many_requests_in_the_kernel(kernel: Engine) -> None:
+    point = kernel.profile("double", concurrency=2, requests=40, warmup_s=0.05)
+    assert point.n == 40
+    assert point.duration_s < 2.0, "and not after 2.5 s"
+    with pytest.raises(InvalidRequest, match="requests must be a whole number"):
+        kernel.profile("double", requests=2.5)
+
+
 def test_an_open_panel_is_told(kernel: Engine) -> None:
     close = kernel.session.subscribe(lambda: None)
     try:

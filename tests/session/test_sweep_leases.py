@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from asking import wait_until
 
 import workbench as wb
+from workbench.client import connect
 from workbench.errors import NotReady
 from workbench.profiling import Progress, SweepJob, SweepResult
 from workbench.records.holder import Holder
-from workbench.session.journal import JournalDesk
+from workbench.session.journal import JournalDesk, server_here
 from workbench.session.remote import TritonServer, WorkbenchServer
+from workbench.session.same_server import same_server
 
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
+ROW = [[1.0, 2.0, 3.0, 4.0]]
 QUICK: dict[str, Any] = {"duration_s": 0.2, "warmup_s": 0.01, "min_requests": 1, "store": None, "show_progress": False}
 SWEEPER = """
 import sys
@@ -51,6 +58,10 @@ def delay_of(server: wb.Engine | WorkbenchServer | TritonServer) -> int:
     return int(server.model_config("double")["dynamic_batching"].get("max_queue_delay_microseconds", 0))
 
 
+def answered(server: TritonServer) -> int:
+    return int(server.statistics("double")["model_stats"][0]["inference_stats"]["success"]["count"])
+
+
 @pytest.fixture
 def other(process: WorkbenchServer) -> Any:
     """The same server, as another notebook has it."""
@@ -60,11 +71,11 @@ def other(process: WorkbenchServer) -> Any:
         yield server
 
 
-def begun_sweep(server: Any) -> SweepJob:
+def begun_sweep(server: Any, delays: Sequence[int] = (70, 80)) -> SweepJob:
     """A sweep that has measured a point and is not at its end."""
     begun = threading.Event()
     job = server.sweep(
-        "double", {DELAY: [70, 80]}, wait=False, concurrency=1,
+        "double", {DELAY: list(delays)}, wait=False, concurrency=1,
         on_progress=lambda progress: begun.set() if progress.done else None, **QUICK,
     )  # fmt: skip
     assert isinstance(job, SweepJob)
@@ -173,11 +184,11 @@ def _silent_until_lost(control: Any) -> Callable[[str, str], None]:
     return renew
 
 
-def test_two_sweeps_of_a_remote_server_from_here_are_kept_apart(remote: TritonServer) -> None:
-    job = begun_sweep(remote)
+def test_two_sweeps_of_a_remote_server_from_here_are_kept_apart(foreign: TritonServer) -> None:
+    job = begun_sweep(foreign)
     try:
         with (
-            wb.connect(remote.url) as second,
+            wb.connect(foreign.url) as second,
             pytest.raises(NotReady, match=f"is being swept by process {os.getpid()}"),
         ):
             second.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
@@ -185,16 +196,16 @@ def test_two_sweeps_of_a_remote_server_from_here_are_kept_apart(remote: TritonSe
         assert job.wait(60) is not None
 
 
-def test_a_sweep_of_a_remote_server_ends_when_somebody_else_changes_the_model(remote: TritonServer) -> None:
-    before = remote.model_config("double")
+def test_a_sweep_of_a_remote_server_ends_when_somebody_else_changes_the_model(foreign: TritonServer) -> None:
+    before = foreign.model_config("double")
 
     def elsewhere(progress: Progress) -> None:
         """What a sweep on another machine does: its journal is not seen here."""
         if progress.done == 1:
-            with wb.connect(remote.url) as second:
+            with wb.connect(foreign.url) as second:
                 second.configure("double", f"{DELAY}=31")
 
-    result = remote.sweep(
+    result = foreign.sweep(
         "double", {DELAY: [70]}, concurrency=[1, 2, 3], on_progress=elsewhere, **QUICK | {"duration_s": 0.1}
     )
     try:
@@ -202,25 +213,25 @@ def test_a_sweep_of_a_remote_server_ends_when_somebody_else_changes_the_model(re
         assert [bool(point.error) for point in result] == [False, True]
         assert "somebody else has changed 'double'" in result.error
         assert "(dynamic_batching)" in result.error
-        assert delay_of(remote) == 31, "theirs is not overwritten"
+        assert delay_of(foreign) == 31, "theirs is not overwritten"
         assert not result.restored
         assert "could not be restored: what is loaded is not what was there (dynamic_batching)" in result.error
-        remote.load("double", config=before)
-        assert remote.sweep("double", {DELAY: [70]}, concurrency=1, **QUICK).restored, "nothing of it is left"
+        foreign.load("double", config=before)
+        assert foreign.sweep("double", {DELAY: [70]}, concurrency=1, **QUICK).restored, "nothing of it is left"
     finally:
-        remote.load("double", config=before)
+        foreign.load("double", config=before)
 
 
-def test_a_foreign_change_under_the_last_point_and_a_foreign_unload_are_told_too(remote: TritonServer) -> None:
-    before = remote.model_config("double")
+def test_a_foreign_change_under_the_last_point_and_a_foreign_unload_are_told_too(foreign: TritonServer) -> None:
+    before = foreign.model_config("double")
 
     def swept(meddle: Callable[[TritonServer], object]) -> SweepResult:
         def elsewhere(progress: Progress) -> None:
             if progress.done == 1:  # the only one: nothing is measured after it
-                with wb.connect(remote.url) as second:
+                with wb.connect(foreign.url) as second:
                     meddle(second)
 
-        result = remote.sweep("double", {DELAY: [70]}, concurrency=1, on_progress=elsewhere, **QUICK)
+        result = foreign.sweep("double", {DELAY: [70]}, concurrency=1, on_progress=elsewhere, **QUICK)
         assert isinstance(result, SweepResult)
         return result
 
@@ -230,28 +241,28 @@ def test_a_foreign_change_under_the_last_point_and_a_foreign_unload_are_told_too
         assert "somebody else has changed it" in changed.error
         assert len(changed) == 1
         assert not changed[0].error, "what was measured before is as it was"
-        remote.load("double", config=before)
+        foreign.load("double", config=before)
         unloaded = swept(lambda second: second.unload("double"))
         assert not unloaded.restored
         assert "somebody else has unloaded it" in unloaded.error
     finally:
-        remote.load("double", config=before)
+        foreign.load("double", config=before)
 
 
-def test_what_a_killed_sweep_left_on_a_remote_server_is_put_back_by_the_next_one(remote: TritonServer) -> None:
-    before = remote.model_config("double")
-    killed_sweep(remote.url, "", lambda: delay_of(remote) == 70)
-    assert delay_of(remote) == 70
-    result = remote.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
+def test_what_a_killed_sweep_left_on_a_remote_server_is_put_back_by_the_next_one(foreign: TritonServer) -> None:
+    before = foreign.model_config("double")
+    killed_sweep(foreign.url, "", lambda: delay_of(foreign) == 70)
+    assert delay_of(foreign) == 70
+    result = foreign.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
     assert isinstance(result, SweepResult)
     assert [point.error for point in result] == [""]
-    assert remote.model_config("double") == before
+    assert foreign.model_config("double") == before
 
 
-def test_what_a_killed_sweep_left_on_a_remote_server_is_known_to_whoever_connects(remote: TritonServer) -> None:
-    before = remote.model_config("double")
-    killed_sweep(remote.url, "", lambda: delay_of(remote) == 70)
-    with wb.connect(remote.url) as again:
+def test_what_a_killed_sweep_left_on_a_remote_server_is_known_to_whoever_connects(foreign: TritonServer) -> None:
+    before = foreign.model_config("double")
+    killed_sweep(foreign.url, "", lambda: delay_of(foreign) == 70)
+    with wb.connect(foreign.url) as again:
         assert again.config("double").dirty
         again.revert("double")
         assert again.model_config("double") == before
@@ -261,7 +272,7 @@ def test_what_a_killed_sweep_left_on_a_remote_server_is_known_to_whoever_connect
         again.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
         assert again.model_config("double") == changed
         again.revert("double")
-    assert remote.model_config("double") == before
+    assert foreign.model_config("double") == before
 
 
 def test_a_server_is_one_however_its_address_is_spelled(process: WorkbenchServer, remote: TritonServer) -> None:
@@ -278,6 +289,85 @@ def test_a_server_is_one_however_its_address_is_spelled(process: WorkbenchServer
         desk.release_lease("double", lease)
 
 
+def test_a_sweep_by_address_and_one_by_name_are_kept_apart(
+    process: WorkbenchServer, remote: TritonServer, tmp_path: Path
+) -> None:
+    process.revert("double")
+    before = process.config("double").text
+    with wb.connect(process.grpc_url) as by_grpc:
+        for mine, others in ((process, [remote, by_grpc]), (remote, [process, by_grpc]), (by_grpc, [process, remote])):
+            job = begun_sweep(mine, range(70, 170))
+            try:
+                for other in others:
+                    for change in (
+                        partial(other.sweep, "double", {DELAY: [5]}, concurrency=1, **QUICK),
+                        partial(other.ab, "double", {}, {DELAY: 5}, concurrency=1, store=None, show_progress=False),
+                        partial(other.configure, "double", f"{DELAY}=5"),
+                    ):
+                        with pytest.raises(NotReady, match=f"is being swept by process {os.getpid()}") as caught:
+                            change()
+                        assert "wait for it or stop it" in caught.value.hint
+            finally:
+                result = job.stop(60)
+            assert result is not None
+            assert result.restored
+            assert {point.config["dynamic_batching"]["max_queue_delay_microseconds"] for point in result[:1]} == {70}
+    assert process.config("double").text == before
+    assert process.control.leases() == []
+
+
+def test_the_http_and_the_grpc_port_of_a_server_are_one(
+    foreign_process: WorkbenchServer, foreign: TritonServer
+) -> None:
+    before = foreign.model_config("double")
+    with wb.connect(foreign_process.grpc_url) as by_grpc:
+        for mine, other in ((foreign, by_grpc), (by_grpc, foreign)):
+            job = begun_sweep(mine, range(70, 170))
+            try:
+                with pytest.raises(NotReady, match=f"is being swept by process {os.getpid()}.* at {mine.url}"):
+                    other.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
+            finally:
+                job.stop(60)
+            assert foreign.model_config("double") == before
+
+
+def test_what_a_killed_sweep_left_is_put_back_by_one_at_the_other_port(
+    foreign_process: WorkbenchServer, foreign: TritonServer
+) -> None:
+    before = foreign.model_config("double")
+    killed_sweep(foreign.url, "", lambda: delay_of(foreign) == 70 and answered(foreign) > 100)
+    with wb.connect(foreign_process.grpc_url) as again:
+        assert again.config("double").dirty
+        assert isinstance(again.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK), SweepResult)
+    assert foreign.model_config("double") == before
+    with wb.connect(foreign.url) as last:
+        assert not last.config("double").dirty, "nothing is left of it"
+
+
+def test_two_servers_of_one_machine_are_not_taken_for_one(
+    process: WorkbenchServer, foreign_process: WorkbenchServer, foreign: TritonServer
+) -> None:
+    for server in (process, foreign_process):
+        server.infer("double", {"x": ROW})
+    with contextlib.closing(connect(foreign.url)) as here:
+        assert same_server(here, foreign_process.grpc_url, "double")
+        assert not same_server(here, process.grpc_url, "double")
+        assert not same_server(here, foreign_process.grpc_url, "spare"), "it has counted nothing yet: who knows"
+        assert not same_server(here, "http://127.0.0.1:1", "double")
+
+
+def test_a_server_here_is_known_by_the_machines_own_names(process: WorkbenchServer) -> None:
+    port = process.url.rsplit(":", 1)[1]
+    own = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
+    addresses = [address for address in own if address.count(".") == 3]
+    assert addresses
+    for host in (socket.gethostname(), *addresses, "0.0.0.0", "[::1]"):
+        found = server_here(f"http://{host}:{port}")
+        assert found is not None, host
+        assert found["name"] == process.name
+    assert server_here(f"http://192.0.2.7:{port}") is None
+
+
 def test_what_a_killed_sweep_left_is_put_back_by_one_that_spells_the_address_otherwise(
     process: WorkbenchServer, remote: TritonServer
 ) -> None:
@@ -285,7 +375,6 @@ def test_what_a_killed_sweep_left_is_put_back_by_one_that_spells_the_address_oth
     before = process.config("double")
     killed_sweep(remote.url, "", lambda: delay_of(remote) == 70)
     with wb.connect(process.grpc_url) as again:
-        assert again.config("double").dirty
         again.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
     after = process.config("double")
     assert (after.text, after.dirty, after.effective) == (before.text, False, before.effective)

@@ -12,6 +12,7 @@ import pytest
 import workbench as wb
 from workbench.config import Edit
 from workbench.errors import ConfigError, InvalidRequest, NotFound, NotReady, TimedOut, Unsupported, WorkbenchError
+from workbench.session.remote import TritonServer, WorkbenchServer
 from workbench.session.results import ConfigureResult, SaveResult
 from workbench.session.server import Server
 
@@ -366,6 +367,74 @@ def test_a_remote_triton_is_configured_by_a_load_with_an_override(remote: Server
     assert "77" not in back.diff
     assert remote.model_config("double") == original
     assert remote.revert("double").change_class == "none"
+
+
+def test_a_revert_by_address_leaves_no_override_behind(
+    foreign: TritonServer, foreign_process: WorkbenchServer, remote: Server, process: Server
+) -> None:
+    """By what the server itself says: a normalised override in place of the file is not what was there."""
+    for server, itself, how in (
+        (foreign, foreign_process, "it was unloaded and loaded again"),
+        (remote, process, "it is as its file has it"),
+    ):
+        itself.revert("double")
+        before = itself.config("double")
+        server.configure("double", f"{DELAY}=77")
+        server.configure("double", "max_batch_size=4")
+        back = server.revert("double")
+        after = itself.config("double")
+        assert (after.text, after.dirty, after.effective) == (before.text, False, before.effective)
+        assert how in back.reasons[0]
+        assert (back.change_class, back.dirty) == ("reload", False)
+        assert server.infer("double", {"x": ROW})["y"].shape == (1, 4)
+        assert server.revert("double").change_class == "none"
+
+
+def test_a_revert_by_address_after_a_sweep_takes_the_sweeps_override_away(
+    foreign: TritonServer, foreign_process: WorkbenchServer
+) -> None:
+    foreign_process.revert("double")
+    before = foreign_process.config("double")
+    quick = {"duration_s": 0.1, "warmup_s": 0.01, "min_requests": 1, "store": None, "show_progress": False}
+    assert foreign.sweep("double", {DELAY: [70]}, concurrency=1, **quick).restored
+    back = foreign.revert("double")
+    after = foreign_process.config("double")
+    assert (after.text, after.dirty) == (before.text, False)
+    assert "as its file has it" in back.reasons[0]
+
+
+def test_a_revert_by_address_restores_what_was_no_files(
+    foreign: TritonServer, foreign_process: WorkbenchServer
+) -> None:
+    try:
+        with wb.connect(foreign.url) as somebody:
+            somebody.configure("double", "max_batch_size=4")
+        before = foreign.model_config("double")
+        foreign.configure("double", f"{DELAY}=77")
+        back = foreign.revert("double")
+        assert foreign.model_config("double") == before
+        assert "what was there is not what its file says" in back.reasons[0]
+        assert not back.dirty
+    finally:
+        foreign_process.revert("double")
+
+
+def test_a_revert_by_address_of_a_model_whose_file_is_broken_keeps_it_serving(
+    foreign: TritonServer, foreign_process: WorkbenchServer
+) -> None:
+    path = file_of(foreign_process)
+    text, before = path.read_text(), foreign.model_config("double")
+    foreign.configure("double", f"{DELAY}=77")
+    try:
+        path.write_text("no configuration")
+        back = foreign.revert("double")
+        assert "its file could not be loaded" in back.reasons[0]
+        assert foreign.model_config("double") == before
+        assert foreign.infer("double", {"x": ROW})["y"].shape == (1, 4)
+    finally:
+        path.write_text(text)
+        foreign_process.unload("double")
+        foreign_process.load("double")
 
 
 def test_a_remote_triton_refuses_a_wrong_configuration_and_stays_as_it_was(remote: Server) -> None:

@@ -3,8 +3,11 @@
 A journal a model and server says who sweeps it and what its configuration was. A sweep that is killed leaves its
 journal; whoever sweeps the model next from here puts the configuration back first, and ``connect`` finds it, so that
 ``server.revert(model)`` does. Sweeps of one address from two machines do not see each other's journals: each reads back
-what is loaded after every point, and ends in words when somebody else has changed it. A server is its host and port,
-however they are spelled; a server of the workbench on this machine is one by all of its ports.
+what is loaded after every point, and ends in words when somebody else has changed it.
+
+A server is its host and port, however they are spelled; the names and addresses of this machine are one host. Another
+port of the same host is the same server where what it has counted says so (``same_server``). A server of the workbench
+on this machine has leases of its own: they are taken in place of journals.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import ipaddress
 import json
 import os
 import secrets
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,12 +29,74 @@ from workbench.clock import wall_ms
 from workbench.errors import ConnectionFailed, NotReady, WorkbenchError
 from workbench.records.holder import Holder
 from workbench.server import runtime
+from workbench.session.same_server import same_server
 
 if TYPE_CHECKING:
-    from workbench.session.remote import TritonServer
+    from workbench.client import TritonClient
+    from workbench.session.remote_triton import TritonServer
 
 _FAR_S = 60.0
 """A holder that cannot be seen from here (a home shared by machines) is gone when its journal is this old."""
+
+
+_LOOKING_S = 2.0
+"""So long a new sweep waits for a running one of another port to have counted something."""
+
+
+class Journals:
+    """The journals of one server, under whichever of its addresses they were written.
+
+    Args:
+        url: the address that it is reached by here.
+        client: a client there.
+    """
+
+    def __init__(self, url: str, client: TritonClient) -> None:
+        self._key = _key(url)  # once: a server that dies in the sweep is found no more
+        self._client = client
+        self._same: set[str] = set()
+
+    def path(self, model: str, wait_s: float = 0.0) -> Path:
+        """Where the journal of a model is: that of a sweep that runs, by any address; else the one of this address.
+
+        Args:
+            model: its name.
+            wait_s: how long to wait for a sweep at another port of this host to show whether it is of this server.
+        """
+        own = _path(self._key, model)
+        running: list[Path] = []
+        left: list[Path] = []
+        for path, entry in _entries():
+            if entry["model"] == model:
+                gone = _is_gone(path, entry)
+                if path == own or self._leads_here(entry["url"], model, 0.0 if gone else wait_s):
+                    (left if gone else running).append(path)
+        return next(iter([*running, *(path for path in left if path == own), *left]), own)
+
+    def left_behind(self) -> dict[str, dict[str, Any]]:
+        """What killed sweeps of the server have left: model → the configuration that it had before."""
+        found: dict[str, dict[str, Any]] = {}
+        for path, entry in _entries():
+            if _is_gone(path, entry) and self._leads_here(entry["url"], str(entry["model"])):
+                found[str(entry["model"])] = dict(entry["original"])
+        return found
+
+    def forget(self, model: str) -> None:
+        """What a killed sweep has left is overwritten: somebody has loaded another configuration on purpose."""
+        for path, entry in _entries():
+            known = _key(entry["url"]) in {self._key, *self._same}
+            if known and entry["model"] == model and _is_gone(path, entry):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def _leads_here(self, url: str, model: str, wait_s: float = 0.0) -> bool:
+        key = _key(url)
+        if key == self._key or key in self._same:
+            return True
+        if _host(key) != _host(self._key) or not same_server(self._client, url, model, wait_s):
+            return False
+        self._same.add(key)
+        return True
 
 
 class JournalDesk:
@@ -37,7 +104,7 @@ class JournalDesk:
 
     def __init__(self, server: TritonServer) -> None:
         self._server = server
-        self._key = _key(server.url)  # once: a server that dies in the sweep is found no more
+        self._paths: dict[str, Path] = {}
 
     def lease(self, name: str, holder: Mapping[str, Any], ttl_s: float, /) -> str:
         """Takes a model: puts back what a killed sweep left, and writes down what is loaded.
@@ -45,26 +112,26 @@ class JournalDesk:
         Raises:
             NotReady: a sweep of it runs from here.
         """
-        path = _path(self._key, name)
+        path = self._server.journals.path(name, _LOOKING_S)
         with _locked(path):
             left = _read(path)
             if left is not None:
                 if not _is_gone(path, left):
                     other = Holder.from_json(left["holder"])
+                    at = "" if _key(left["url"]) == _key(self._server.url) else f" at {left['url']}"
                     raise NotReady(
-                        f"'{name}' is being swept by {other}: its configuration is put back at the end",
+                        f"'{name}' is being swept by {other}{at}: its configuration is put back at the end",
                         where=self._server.url,
                         hint="wait for it or stop it",
                     )
                 _put_back(self._server, name, left)
-            lease = secrets.token_hex(8)
+            lease, self._paths[name] = secrets.token_hex(8), path
             original = self._server.model_config(name)
-            as_saved = self._server.is_as_saved(name)
             _write(
                 path,
                 {
                     "url": self._server.url, "model": name, "lease": lease, "holder": dict(holder),
-                    "original": original, "as_saved": as_saved, "applied": original, "changing": False,
+                    "original": original, "applied": original, "changing": False,
                 },
             )  # fmt: skip
         return lease
@@ -77,12 +144,12 @@ class JournalDesk:
         """
         self._own(name, lease)
         with contextlib.suppress(OSError):
-            _path(self._key, name).touch()
+            self._paths[name].touch()
 
     def configure(self, name: str, edits: Sequence[Any], /, *, lease: str) -> Any:
         """Applies edits by a load with override. The journal says so before, for whoever comes after a kill."""
         entry = self._own(name, lease)
-        path = _path(self._key, name)
+        path = self._paths[name]
         _write(path, {**entry, "changing": True})
         try:
             return self._server.configure(name, *edits)
@@ -105,9 +172,9 @@ class JournalDesk:
     def release_lease(self, name: str, lease: str, /) -> str:
         """Loads the configuration that was there, unless somebody else has loaded another one since; reads back what is
         loaded then, and says so where it is not what was there."""
-        path = _path(self._key, name)
-        entry = _read(path)
-        if entry is None or entry["lease"] != lease:
+        path = self._paths.get(name)
+        entry = _read(path) if path is not None else None
+        if path is None or entry is None or entry["lease"] != lease:
             return ""
         _put_back(self._server, name, entry)
         path.unlink(missing_ok=True)
@@ -125,34 +192,11 @@ class JournalDesk:
         )
 
     def _own(self, name: str, lease: str) -> dict[str, Any]:
-        entry = _read(_path(self._key, name))
+        path = self._paths.get(name)
+        entry = _read(path) if path is not None else None
         if entry is None or entry["lease"] != lease:
             raise NotReady(f"'{name}' is not yours any more: another sweep has taken it", where=self._server.url)
         return entry
-
-
-def left_behind(url: str) -> dict[str, dict[str, Any]]:
-    """What killed sweeps of a server have left: model → the configuration that it had before."""
-    found: dict[str, dict[str, Any]] = {}
-    try:
-        paths = sorted((runtime.directory().parent / "sweeps").glob("*.json"))
-    except NotReady:  # there is no place for such files: nothing was left in it
-        return found
-    key = _key(url)
-    for path in paths:
-        entry = _read(path)
-        if entry is not None and _key(entry["url"]) == key and _is_gone(path, entry):
-            found[str(entry["model"])] = dict(entry["original"])
-    return found
-
-
-def forget(url: str, model: str) -> None:
-    """What a killed sweep has left is overwritten: somebody has loaded another configuration on purpose."""
-    with contextlib.suppress(NotReady, OSError):
-        path = _path(_key(url), model)
-        entry = _read(path)
-        if entry is not None and _is_gone(path, entry):
-            path.unlink(missing_ok=True)
 
 
 def _differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
@@ -168,7 +212,7 @@ def _put_back(server: TritonServer, model: str, entry: Mapping[str, Any]) -> Non
     except WorkbenchError:
         return  # it was unloaded: there is nothing that the sweep has left
     if entry["changing"] or now == entry["applied"]:
-        server.put_back(model, entry["original"], as_saved=entry.get("as_saved", False))
+        server.put_back(model, entry["original"])
 
 
 def _is_gone(path: Path, entry: Mapping[str, Any]) -> bool:
@@ -179,6 +223,15 @@ def _is_gone(path: Path, entry: Mapping[str, Any]) -> bool:
         return wall_ms() / 1e3 - path.stat().st_mtime > _FAR_S
     except OSError:
         return True
+
+
+def _entries() -> list[tuple[Path, dict[str, Any]]]:
+    """All journals that can be read, in one order."""
+    try:
+        paths = sorted((runtime.directory().parent / "sweeps").glob("*.json"))
+    except NotReady:  # there is no place for such files: nothing was left in it
+        return []
+    return [(path, entry) for path in paths if (entry := _read(path)) is not None]
 
 
 def _directory() -> Path:
@@ -205,14 +258,36 @@ def _key(url: str) -> str:
 
 
 def _place(url: str) -> str:
-    """Host, port and path of an address; the names of this machine's loopback are one."""
+    """Host, port and path of an address; the names and addresses of this machine are one."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     host = (parts.hostname or "").rstrip(".")
-    with contextlib.suppress(ValueError):
-        address = ipaddress.ip_address(host)
-        host = "localhost" if address.is_loopback or address.is_unspecified else str(address)
+    host = "localhost" if _is_here(host) else host
     port = parts.port or (443 if parts.scheme in ("https", "grpcs") else 80)
     return f"{host}:{port}{parts.path.rstrip('/')}"
+
+
+@lru_cache(maxsize=256)
+def _is_here(host: str) -> bool:
+    """Whether a name or address is this machine's."""
+    import psutil
+
+    names = {socket.gethostname().lower(), "localhost", ""}
+    if host in names or host.endswith(".localhost"):
+        return True
+    found = [host]
+    with contextlib.suppress(OSError, UnicodeError):
+        found += [str(each[4][0]) for each in socket.getaddrinfo(host, None)]
+    own = {entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
+    for text in found:
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(text.partition("%")[0])
+            if address.is_loopback or address.is_unspecified or str(address) in own:
+                return True
+    return False
+
+
+def _host(key: str) -> str:
+    return key.partition("/")[0].rpartition(":")[0]
 
 
 def _path(key: str, model: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,8 @@ from workbench.profiling import (
 )
 from workbench.profiling import ab as run_ab
 from workbench.profiling import sweep as run_sweep
+from workbench.profiling.ab_result import Block
+from workbench.profiling.ab_verdict import looks
 from workbench.profiling.hold import Desk, Hold
 from workbench.profiling.paths import check_grid, normal_grid
 from workbench.profiling.settings import split_setting
@@ -35,7 +36,7 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 from workbench.records.environment import capture_environment
 from workbench.records.runs import RunStore
-from workbench.session.bars import progress_bar
+from workbench.session.bars import pair_bar, progress_bar
 from workbench.session.given import as_edits
 from workbench.session.hints import explain
 from workbench.session.journal import JournalDesk
@@ -56,8 +57,9 @@ class SessionTarget:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        own = not isinstance(server, TritonServer)  # of a remote one the journal knows what was there
-        self._held = Hold(_desk(server), read=(lambda model: server.config(model).text) if own else None)
+        desk = _desk(server)
+        journal = isinstance(desk, JournalDesk)  # which knows itself what was there
+        self._held = Hold(desk, read=None if journal else lambda model: server.config(model).text)
 
     @property
     def url(self) -> str:
@@ -109,7 +111,8 @@ class SessionTarget:
 
     def epoch(self, model: str) -> int | None:
         """The number of the applied configuration."""
-        return self._server.config(model).epoch
+        control = self._server.control_here() if isinstance(self._server, TritonServer) else None
+        return self._server.config(model).epoch if control is None else int(control.config(model)["epoch"])
 
     def composing(self, model: str) -> list[str]:
         """The models that an ensemble is made of, those of ensembles within it too."""
@@ -170,7 +173,7 @@ def _desk(server: Server) -> Desk:
     if isinstance(server, WorkbenchServer):
         return server.control
     if isinstance(server, TritonServer):
-        return JournalDesk(server)
+        return server.control_here() or JournalDesk(server)  # a sweep by name and one by address hold the same lease
     raise Unsupported(f"a {type(server).__name__} cannot be swept")
 
 
@@ -229,6 +232,7 @@ def ab(
     measure: MeasureOptions | None = None,
     store: RunStore | str | Path | None = "runs",
     title: str = "",
+    show_progress: bool = True,
     stop: threading.Event | None = None,
     **options: Any,
 ) -> ABResult:
@@ -245,16 +249,16 @@ def ab(
         for name in dict.fromkeys((model, against or model)):
             stack.callback(session.begin_sweep(name))
         stack.enter_context(session.measuring_window())
-        result = run_ab(
-            SessionTarget(server), model, first, second, loads[0], against=against, inputs=inputs, stop=stop,
-            on_block=lambda block: session.point_ended(), options=judging,
+        bar = stack.enter_context(pair_bar(show_progress, looks(pairs, max_pairs)))
+
+        def heard(block: Block) -> None:
+            session.point_ended()
+            bar(block)
+
+        return run_ab(
+            SessionTarget(server), model, first, second, loads[0], against=against, inputs=inputs, store=runs,
+            title=title, stop=stop, on_block=heard, options=judging,
         )  # fmt: skip
-    if runs is not None:
-        try:
-            result.save(runs, title=title)
-        except WorkbenchError as error:  # what is measured is not lost
-            result = replace(result, unstored=f"it was not stored: {error.message} ({error.where})")
-    return result
 
 
 def _one(server: Server, model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
