@@ -171,6 +171,35 @@ def test_an_improvement_is_a_share_of_the_worse_one() -> None:
     assert figure_of(Point(model="m", load=Load.closed(1), n=100, p99_ms=5.0), "p99_ms") == 5.0
 
 
+@pytest.mark.parametrize(("a_ms", "b_ms"), [(500.0, 400.0), (490.0, 340.0), (260.0, 240.0), (90.0, 95.0)])
+@pytest.mark.parametrize("pairs", [6, 24])
+def test_few_requests_a_block_are_no_exact_throughput(a_ms: float, b_ms: float, pairs: int) -> None:
+    """A clockwork: one client, latencies that never vary, windows that always begin at the same phase."""
+
+    def block(latency_ms: float, load: Load) -> Point:
+        n = int(1200 // latency_ms) - int(200 // latency_ms)  # those that end from 0.2 s to 1.2 s after the start
+        return Point(model="m", load=load, valid=True, n=n, throughput=float(n), mean_ms=latency_ms, stable=True)
+
+    run = Interleaver(
+        Side("A", "m"), Side("B", "m"), Load.closed(1),
+        lambda side, load: block(a_ms if side.name == "A" else b_ms, load),
+        options=ABOptions(pairs=pairs, max_pairs=24),
+    )  # fmt: skip
+    run.run()
+    found = run.result().comparisons["throughput"]
+    assert found.low < a_ms / b_ms - 1 < found.high
+
+
+def test_a_percentile_is_not_taken_of_the_blocks_alone_in_which_a_side_was_quick() -> None:
+    def measure(side: Side, load: Load) -> Point:
+        n = 99 if side.name == "B" and load.seed == 3 else 500
+        return Point(model="m", load=load, valid=True, stable=True, n=n, throughput=float(n), p99_ms=10.0)
+
+    run = Interleaver(Side("A", "m"), Side("B", "m"), Load.closed(1), measure, options=ABOptions(metric="p99_ms"))
+    run.run()
+    assert run.result().verdict == "p99: no verdict, 0 pairs of blocks with 100 requests or more are too few"
+
+
 def test_looks_double_and_share_the_error() -> None:
     assert looks(6, 24) == [6, 12, 24]
     assert looks(6, 6) == [6]

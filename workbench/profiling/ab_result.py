@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.errors import InvalidRequest, WorkbenchError
-from workbench.profiling.ab_verdict import METRICS, Comparison, compare_pairs, confidence_of, figure_of
+from workbench.profiling.ab_verdict import METRICS, Comparison, compare_points, confidence_of
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.settings import short_name
@@ -72,13 +72,7 @@ def compare_blocks(blocks: Sequence[Block], looks: Sequence[int]) -> dict[str, C
     """
     pairs = usable_pairs(blocks)
     confidence = confidence_of(len(looks))
-    return {
-        name: compare_pairs(
-            name, [figure_of(pair["A"], name) for pair in pairs], [figure_of(pair["B"], name) for pair in pairs],
-            confidence,
-        )
-        for name in METRICS
-    }  # fmt: skip
+    return {name: compare_points(name, [(pair["A"], pair["B"]) for pair in pairs], confidence) for name in METRICS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from workbench.profiling.ab_verdict import (
     CONFIDENCE,
     FEWEST,
     Comparison,
-    compare_pairs,
+    compare_points,
     confidence_of,
     deciding_metric,
     figure_of,
@@ -274,15 +274,9 @@ def _why(point: Point) -> list[str]:
 def against(ours: ModelFigures, theirs: ModelFigures, count: int, metric: str) -> Comparison:
     """One model (B) against another (A), over the rounds in which both were measured well; ``count`` comparisons err
     together as rarely as one."""
-    pairs = [
-        (figure_of(a, metric), figure_of(b, metric))
-        for a, b in zip(theirs.blocks, ours.blocks, strict=False)
-        if usable(a) and usable(b)
-    ]
-    if metric in FEWEST and any(math.isnan(value) for pair in pairs for value in pair):
-        pairs = []  # see ``figure_over``
+    pairs = [(a, b) for a, b in zip(theirs.blocks, ours.blocks, strict=False) if usable(a) and usable(b)]
     confidence = confidence_of(max(1, count))  # so that the comparisons of all models in it err as rarely as one
-    return compare_pairs(metric, [a for a, _ in pairs], [b for _, b in pairs], confidence)
+    return compare_points(metric, pairs, confidence)
 
 
 def figure_over(blocks: Sequence[Point], metric: str) -> Estimate:
