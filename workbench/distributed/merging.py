@@ -40,9 +40,9 @@ class _Found:
     point: Point
 
     @property
-    def rank(self) -> tuple[bool, bool]:
+    def rank(self) -> tuple[bool, bool, str]:
         """What of two measurements of one point is kept: the whole one, then the valid one; else the later."""
-        return bool(self.key), self.point.valid
+        return bool(self.key), self.point.valid, self.point.started
 
 
 def merge_runs(store: RunStore, runs: Sequence[str | Path], *, title: str = "") -> Merged:

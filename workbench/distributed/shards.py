@@ -29,7 +29,6 @@ class Shard:
 
     ``part`` has the numbers of its points in the whole grid × loads (``sweeping.items_of``). ``serving`` says which
     model, with the hashes of its files and its config.pbtxt; where the repository lies may be said anew where it runs.
-    ``known`` are keys of points that need not be measured again.
     """
 
     number: int
