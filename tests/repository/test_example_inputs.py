@@ -311,6 +311,72 @@ def test_a_wrong_file_is_named_with_place_and_remedy(tmp_path: Path, content: An
 
 
 @pytest.mark.parametrize(
+    ("datatype", "written", "said"),
+    [
+        ("FP32", "1e400", "1e400"),
+        ("FP32", "-1E+400", "-1E+400"),
+        ("FP32", "1e39", "1e+39"),
+        ("FP64", "1e400", "1e400"),
+        ("FP16", "70000", "70000"),
+        ("BF16", "3.4e38", "3.4e+38"),
+        ("BOOL", "1e400", "1e400"),
+        ("FP64", "1" + "0" * 400, "1" + "0" * 36 + "..."),
+        ("FP64", "1" + "0" * 5000, "1" + "0" * 36 + "..."),
+    ],
+    ids=["FP32", "below", "narrow", "FP64", "FP16", "BF16", "BOOL", "whole", "endless"],
+)
+def test_a_number_that_its_type_cannot_hold_is_named(tmp_path: Path, datatype: str, written: str, said: str) -> None:
+    folder = _write(tmp_path, f'{{"data": [{{"A": [1, 2]}}, {{"A": [1, {written}]}}]}}')
+    with pytest.raises(ConfigError) as caught:
+        load_example_inputs(folder, [("A", datatype, [2])])
+    assert caught.value.message == f"input 'A' has {said} at [1], which is too large for {datatype}"
+    assert "data[1].A" in caught.value.where
+    assert "Infinity" in caught.value.hint
+
+
+def test_a_nested_number_that_is_too_large_is_named_by_its_place(tmp_path: Path) -> None:
+    folder = _write(tmp_path, '{"data": [{"A": {"content": [[1, 2], [Infinity, 1e400]]}}]}')
+    with pytest.raises(ConfigError, match=r"has 1e400 at \[1, 1\], which is too large for FP32"):
+        load_example_inputs(folder, [("A", "FP32", [2, 2])])
+
+
+def test_infinity_that_is_meant_and_whole_numbers_of_many_digits_are_taken(tmp_path: Path) -> None:
+    _write(tmp_path, '{"data": [{"A": [Infinity, -Infinity, NaN, 1180591620717411303424, 1e308]}]}')
+    (row,) = load_example_inputs(tmp_path, [("A", "FP64", [5])], batch_size=0)
+    assert row["A"].tolist()[:2] == [np.inf, -np.inf]
+    assert np.isnan(row["A"][2])
+    assert row["A"].tolist()[3:] == [2.0**70, 1e308]
+
+
+@pytest.mark.parametrize(
+    "written", ["9223372036854775808", "9223372036854775808.0", "1e400", "1" + "0" * 5000], ids=len
+)
+def test_a_whole_number_above_the_greatest_is_refused(tmp_path: Path, written: str) -> None:
+    folder = _write(tmp_path, f'{{"data": [{{"A": [1, {written}]}}]}}')
+    with pytest.raises(ConfigError, match="whole number from -9223372036854775808 to 9223372036854775807"):
+        load_example_inputs(folder, [("A", "INT64", [2])])
+
+
+@pytest.mark.parametrize("key", ["max", "values"])
+@pytest.mark.parametrize("written", ["1e400", "1e39", "1" + "0" * 400, "1" + "0" * 5000], ids=len)
+def test_a_range_that_its_type_cannot_hold_is_named(tmp_path: Path, key: str, written: str) -> None:
+    value = f"[1, {written}]" if key == "values" else written
+    folder = _write(tmp_path, f'{{"ranges": {{"A": {{"{key}": {value}}}}}}}')
+    with pytest.raises(ConfigError, match="too large for FP32") as caught:
+        load_example_inputs(folder, [("A", "FP32", [2])])
+    assert f"ranges.A.{key}" in caught.value.where
+
+
+@pytest.mark.parametrize(("datatype", "most"), [("FP32", 3.4e38), ("FP64", 1.7e308)])
+def test_a_range_may_span_the_whole_of_its_type(tmp_path: Path, datatype: str, most: float) -> None:
+    _write(tmp_path, {"ranges": {"A": {"min": -most, "max": most}}})
+    (row,) = load_example_inputs(tmp_path, [("A", datatype, [1000])], batch_size=0)
+    assert np.isfinite(row["A"]).all()
+    assert row["A"].min() < -most / 2
+    assert row["A"].max() > most / 2
+
+
+@pytest.mark.parametrize(
     ("entry", "message"),
     [
         ({"min": 1}, "strings have no min and max"),

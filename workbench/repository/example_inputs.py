@@ -50,6 +50,7 @@ from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
 from workbench.repository.example_ranges import Range, draw, parse_ranges
 from workbench.repository.example_tensors import FOLDER_NAME, InputTensor, parse_tensor
 from workbench.repository.files import read_regular
+from workbench.repository.written_numbers import read_json
 
 FILE_NAME = "example_inputs.json"
 
@@ -163,7 +164,7 @@ def _read(model_dir: Path, specs: Sequence[InputTensor]) -> _File:
     except (OSError, UnicodeDecodeError) as error:
         raise file.fail("", f"cannot read the example inputs: {error}", "save the file as UTF-8 text") from error
     try:
-        top = json.loads(text)
+        top = read_json(text)
     except RecursionError as error:
         raise file.fail("", "the example inputs are nested too deep", "see perf_analyzer's --input-data") from error
     except json.JSONDecodeError as error:

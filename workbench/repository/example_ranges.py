@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.repository.example_tensors import Fail, InputTensor, integer_limits
+from workbench.repository.written_numbers import LargeNumber, TooLarge, narrowed
 
 _KEYS = {"min", "max", "values", "vocabulary", "words", "shape", "shapes"}
 _LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 _WORD_LENGTHS = (1, 8)
 _WORDS = (1, 16)
 _MOST_WORDS = 1_000_000
+_FP32_MAX = float(np.finfo(np.float32).max)
 _MAX_BYTES = 1 << 31  # what fits into one protobuf message, and so into a gRPC request
 
 
@@ -158,12 +160,16 @@ def _limits(place: str, entry: Mapping[str, Any], spec: InputTensor, fail: Fail)
 
 
 def _check(place: str, value: float | int, spec: InputTensor, fail: Fail) -> None:
-    if not math.isfinite(value):
+    if not isinstance(value, LargeNumber) and not math.isfinite(value):
         raise fail(place, f"{value} is not finite", "write a number")
     if spec.datatype.numpy.kind not in "iu":
+        try:
+            narrowed(np.array(float(value)), spec.datatype, value, "the range")
+        except TooLarge as error:
+            raise fail(place, str(error), "write a number that it can hold") from error
         return
     limits = integer_limits(spec)
-    if value != int(value) or not limits.min <= value <= limits.max:
+    if isinstance(value, LargeNumber) or value != int(value) or not limits.min <= value <= limits.max:
         raise fail(
             place, f"{value} is no {spec.datatype.wire}", f"write a whole number from {limits.min} to {limits.max}"
         )
@@ -183,10 +189,12 @@ def _draw(spec: InputTensor, given: Range, shape: tuple[int, ...], rng: np.rando
         return rng.integers(int(given.low), int(given.high), shape, endpoint=True).astype(np.bool_)
     if numpy_type.kind in "iu":
         return rng.integers(int(given.low), int(given.high), shape, dtype=numpy_type, endpoint=True)
-    if numpy_type == np.float32:  # half the work and memory of drawing doubles
+    low, high = float(given.low), float(given.high)
+    if numpy_type == np.float32 and high - low <= _FP32_MAX:  # half the work and memory of doubles
         span = np.float32(given.high) - np.float32(given.low)
         return rng.random(shape, dtype=np.float32) * span + np.float32(given.low)
-    return rng.uniform(given.low, given.high, shape).astype(numpy_type)
+    drawn = rng.uniform(low, high, shape) if math.isfinite(high - low) else rng.uniform(low / 2, high / 2, shape) * 2
+    return drawn.astype(numpy_type)
 
 
 def _text(given: Range, rng: np.random.Generator) -> str:

@@ -19,6 +19,8 @@ from workbench.errors import ConfigError
 from workbench.protocol.datatypes import Datatype
 from workbench.protocol.tensors import as_bytes_array
 from workbench.repository.files import read_regular
+from workbench.repository.written_numbers import HINT as TOO_LARGE
+from workbench.repository.written_numbers import LargeNumber, TooLarge, narrowed
 
 FOLDER_NAME = "example_inputs"
 _KEYS = {"content", "shape", "b64", "file"}
@@ -64,6 +66,8 @@ def parse_tensor(folder: Path, place: str, value: Any, spec: InputTensor, fail: 
             array = _from_bytes(base64.b64decode(value["b64"], validate=True), spec)
         else:
             array = _from_file(folder, str(value["file"]), spec)
+    except TooLarge as error:
+        raise fail(place, str(error), TOO_LARGE) from error
     except (ValueError, TypeError, OverflowError, binascii.Error, struct.error) as error:
         raise fail(place, f"not a tensor of type {spec.datatype.wire}: {error}", "correct the values") from error
     except OSError as error:
@@ -81,14 +85,17 @@ def _from_content(content: Any, spec: InputTensor) -> NDArray[Any]:
             raise TypeError("every element is to be a string, and nested lists equally long")
         return as_bytes_array(array)
     array = np.array(content) if content else np.empty(0)
+    if array.dtype == np.object_ and all(type(item) in (int, float, bool, LargeNumber) for item in array.flat):
+        array = array.astype(np.float64)  # whole numbers of more than 64 bits
     if array.dtype.kind not in "biuf":
         raise TypeError("every element is to be a number, and nested lists equally long")
     if kind in "iu" and array.size:
         limits = integer_limits(spec)
-        whole = array.dtype.kind in "biu" or bool(np.all(array == np.floor(array)))
-        if not whole or array.min() < limits.min or array.max() > limits.max:
+        whole = array.dtype.kind in "biu" or bool(np.all(np.isfinite(array) & (array == np.floor(array))))
+        # as Python's integers: as a float the greatest INT64 is one too many
+        if not whole or int(array.min()) < limits.min or int(array.max()) > limits.max:
             raise ValueError(f"every element is to be a whole number from {limits.min} to {limits.max}")
-    return array.astype(spec.datatype.numpy)
+    return narrowed(array, spec.datatype, content, f"input '{spec.name}'")
 
 
 def _from_bytes(raw: bytes, spec: InputTensor) -> NDArray[Any]:
