@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.config import ConfigDocument, Edit, edits_between, parse_edit
-from workbench.config.schema import FieldType
+from workbench.config.schema import FieldType, root
 from workbench.config.syntax import MessageNode, ScalarNode, map_key
 from workbench.errors import ConfigError
 
@@ -233,6 +234,76 @@ def test_edits_that_do_not_fit_are_refused_in_words(edit: Edit, text: str) -> No
         document("dynamic_batching { }").edit([edit])
     assert text in caught.value.message
     assert caught.value.where == edit.path
+
+
+@pytest.mark.parametrize(
+    ("wrong", "instead"),
+    [
+        ("instance_group=2", "instance_group[0].count=2"),
+        ("instance_group=KIND_GPU", 'instance_group[0].kind="KIND_GPU"'),
+        ("instance_group[0]=2", "instance_group[0].count=2"),
+        ("instance_group=[2]", "instance_group[0].count=2"),
+        ('instance_group={"count": 2}', 'instance_group=[{"count": 2}]'),
+        ("dynamic_batching=true", "dynamic_batching={} sets it with all its defaults"),
+        ("dynamic_batching=100", "dynamic_batching.max_queue_delay_microseconds=100"),
+        ("dynamic_batching.preferred_batch_size=4", "dynamic_batching.preferred_batch_size=[4]"),
+        ("response_cache=true", "response_cache.enable=true"),
+        ("version_policy=2", "version_policy.latest.num_versions=2"),
+        ("parameters=5", 'parameters["KEY"].string_value="5"'),
+        ('parameters["k"]=5', 'parameters["k"].string_value="5"'),
+        ("cc_model_filenames=model.onnx", 'cc_model_filenames["KEY"]="model.onnx"'),
+        ("input=FP32", 'input[0].name="FP32"'),
+        ("input[0].dims=3", "input[0].dims=[3]"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_what_to_write(wrong: str, instead: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        edited("instance_group { }\ninput { }\n", wrong)
+    assert instead in caught.value.hint
+
+
+def refusal(edit: Edit) -> ConfigError | None:
+    """Why an empty configuration does not take an edit."""
+    try:
+        document("").edit([edit])
+    except ConfigError as error:
+        return error
+    return None
+
+
+def places_of_messages(kind: Any, path: str = "", depth: int = 0) -> Iterator[str]:
+    """The paths of all fields of the schema that are no plain values, and of one element of each."""
+    for field in kind.fields.values():
+        if field.kind != "message" and not field.repeated:
+            continue
+        here = f"{path}.{field.name}" if path else field.name
+        yield here
+        inner = field.body.fields["value"] if field.is_map else field
+        if field.is_map:
+            here += '["7"]'
+        elif field.repeated:
+            here += "[0]"
+        if inner.kind == "message" and depth < 4:
+            yield here
+            yield from places_of_messages(inner.body, here, depth + 1)
+
+
+@pytest.mark.parametrize("value", [True, 2, 2.5, "x", "KIND_CPU", [[1]], None], ids=str)
+def test_whatever_is_proposed_can_be_written(value: Any) -> None:
+    tried = 0
+    for path in places_of_messages(root()):
+        refused = refusal(Edit(path, "set", value))
+        # a list of plain values of which one is wrong says so itself
+        if refused is None or not re.search("must be an (object|array)", refused.message):
+            continue
+        hint = refused.hint
+        found = re.search(r"(?:such as |it is a list: |^)(\S+?=(?:\".*\"|[^;\s]+)(?: sets it)?)", hint)
+        assert found is not None, (path, hint)
+        proposed = found.group(1).removesuffix(" sets it")
+        assert proposed.startswith(re.sub(r"\[\"7\"\]$", "", path)), (path, hint)
+        edited("", proposed.replace('"KEY"', '"7"'))
+        tried += 1
+    assert tried > 40
 
 
 def test_the_scheduler_can_be_switched_with_a_removal() -> None:

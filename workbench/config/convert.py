@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.config.schema import INTEGER_LIMITS, FieldType, Message, MessageType, pb, root, type_of
 from workbench.config.style import PLAIN, Style, render_fields
+from workbench.config.suggest import instead
 from workbench.config.syntax import ListNode, MessageNode, ParseError, ScalarNode
 from workbench.config.tokens import Positions, SyntaxFault
 from workbench.errors import ConfigError
@@ -194,7 +195,7 @@ def coerce(value: Json, kind: FieldType, path: str) -> Json:
     """
     if kind.is_map:
         if not isinstance(value, Mapping):
-            raise _refused(path, "an object", value)
+            raise _refused(path, "an object", value, instead(value, kind, path))
         inner = kind.body.fields["value"]
         key = kind.body.fields["key"]
         return {
@@ -203,7 +204,7 @@ def coerce(value: Json, kind: FieldType, path: str) -> Json:
         }
     if kind.repeated:
         if not isinstance(value, list | tuple):
-            raise _refused(path, "an array", value)
+            raise _refused(path, "an array", value, instead(value, kind, path))
         return [coerce_one(item, kind, f"{path}[{index}]") for index, item in enumerate(value)]
     return coerce_one(value, kind, path)
 
@@ -220,7 +221,7 @@ def coerce_one(value: Json, kind: FieldType, path: str) -> Json:
     """As ``coerce``, for one element of a field."""
     if kind.kind == "message":
         if not isinstance(value, Mapping):
-            raise _refused(path, "an object", value)
+            raise _refused(path, "an object", value, instead(value, kind, path, element=True))
         return coerce_message(value, kind.body, path)
     check: Callable[[Json, FieldType, str], Json] = _CHECKS.get(kind.kind, _integer)
     return check(value, kind, path)
@@ -244,9 +245,9 @@ def coerce_message(value: Mapping[str, Json], kind: MessageType, path: str) -> d
     return out
 
 
-def _refused(path: str, expected: str, value: Json) -> ConfigError:
+def _refused(path: str, expected: str, value: Json, hint: str = "") -> ConfigError:
     shown = json.dumps(value, default=str)
-    return ConfigError(f"'{path}' must be {expected}, got {shown[:80]}", where=path)
+    return ConfigError(f"'{path}' must be {expected}, got {shown[:80]}", where=path, hint=hint)
 
 
 def _string(value: Json, kind: FieldType, path: str) -> str:
