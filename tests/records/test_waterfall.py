@@ -32,6 +32,35 @@ def test_rows_of_many_batches_before_are_said_of_all_of_them() -> None:
     assert "busy with 5 batches up to batch 5 (40 rows together)" in sentence
 
 
+def test_of_a_model_that_does_not_batch_the_requests_before_are_named() -> None:
+    book = Book()
+    for number, seq in enumerate((41, 43, 42, 44, 40)):
+        book.batch(number + 1, number * 10, number * 10 + 10, reason="direct")
+        book.request(seq, number, batch=number + 1)
+    columns = book.columns()
+    ran = "alone (1 row; formed because the model does not batch)."
+    assert waterfall_of(columns, 43).sentence == (
+        f"Waited 9.00 ms for instance m_0, busy with request 41 (1 row); ran 10.0 ms on m_0 in batch 2, {ran}"
+    )
+    assert "waited 27.0 ms for instance m_0, busy with requests 41, 43 and 42 (3 rows); " in (
+        waterfall_of(columns, 44).sentence.lower()
+    )
+    assert "busy with 4 requests up to request 44 (4 rows together)" in waterfall_of(columns, 40).sentence
+
+
+def test_a_request_that_was_never_taken_says_what_its_instances_did() -> None:
+    book = Book()
+    book.batch(1, 0, 20, reason="direct")
+    book.request(1, 0, batch=1)
+    book.request(2, 5, end=15, status="CANCELLED")
+    book.batch(2, 0, 9, model="other", instance="other_0")
+    assert waterfall_of(book.columns(), 2).sentence == (
+        "Waited 10.0 ms in the queue while m_0 was busy with request 1 (1 row) and was refused (cancelled)."
+    )
+    book.batch(3, 10, 14, instance="m_1", rows=4)
+    assert "while 2 instances were busy with batches 1 and 3 (5 rows) and" in waterfall_of(book.columns(), 2).sentence
+
+
 def test_its_bars_are_the_request_what_it_waited_for_and_its_batch_mates() -> None:
     found = waterfall_of(busy_instance().columns(), "slow one")
     assert [(bar.kind, bar.seq, bar.batch_seq) for bar in found.bars] == [

@@ -281,7 +281,8 @@ class _Maker:
         if batch < 0:
             if not self._requests["compute_start"][row]:
                 status = self._requests["status"][row].lower()
-                yield busy + free, f"waited {ms(busy + free)} in the queue and was refused ({status})"
+                behind = self._said_meanwhile(row)
+                yield busy + free, f"waited {ms(busy + free)} in the queue{behind} and was refused ({status})"
             return
         instance = self._batches["instance"][batch]
         yield busy, f"waited {ms(busy)} for instance {instance}, busy with {self._said_before(row)}"
@@ -299,16 +300,39 @@ class _Maker:
         yield held, f"{ms(held)} until {instance} began with its batch"
 
     def _said_before(self, row: int) -> str:
-        before = self._waits.batches_before(row)
-        rows = _count(int(self._batches["rows"][before].sum()), "row")
-        numbers = [short_number(number) for number in self._batches["batch_seq"][before].tolist()]
-        if not numbers:
-            return "earlier batches"
+        return self._said_batches(self._waits.batches_before(row)) or "earlier batches"
+
+    def _said_meanwhile(self, row: int) -> str:
+        """What the instances of its model did while a request waited that none of them ever took."""
+        since, until = self._requests["queue_start"][row], self._requests["end"][row]
+        batches = self._batches
+        meanwhile = (batches["acquired"] < until) & (batches["done"] > since)
+        rows = np.flatnonzero(meanwhile & (batches["model"] == self._requests["model"][row]))
+        rows = rows[np.argsort(batches["acquired"][rows], kind="stable")]
+        instances = sorted(set(batches["instance"][rows].tolist()))
+        if not instances:
+            return ""
+        who = instances[0] if len(instances) == 1 else f"{len(instances)} instances"
+        verb = "was" if len(instances) == 1 else "were"
+        return f" while {who} {verb} busy with {self._said_batches(rows.tolist())}"
+
+    def _said_batches(self, batches: list[int]) -> str:
+        """Batches (rows of their table) in words, "" for none. Of a model that does not batch they are requests."""
+        if not batches:
+            return ""
+        rows = _count(int(self._batches["rows"][batches].sum()), "row")
+        what, plural = "batch", "batches"
+        numbers = [short_number(number) for number in self._batches["batch_seq"][batches].tolist()]
+        if (self._batches["reason"][batches] == "direct").all():
+            asked = [np.flatnonzero(self._waits.batch == batch) for batch in batches]
+            if all(len(found) == 1 for found in asked):
+                what, plural = "request", "requests"
+                numbers = [int(self._requests["seq"][found[0]]) for found in asked]
         if len(numbers) == 1:
-            return f"batch {numbers[0]} ({rows})"
+            return f"{what} {numbers[0]} ({rows})"
         if len(numbers) <= 3:
-            return f"batches {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} ({rows})"
-        return f"{len(numbers)} batches up to batch {numbers[-1]} ({rows} together)"
+            return f"{plural} {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} ({rows})"
+        return f"{len(numbers)} {plural} up to {what} {numbers[-1]} ({rows} together)"
 
     def _running(self, row: int) -> Iterator[tuple[int, str]]:
         record = self._record(row)
