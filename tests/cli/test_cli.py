@@ -50,6 +50,28 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
     assert f"workbench {verb}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["profile"], "the following arguments are required: MODEL"),
+        (["profile", "m", "--concurency", "4"], "did you mean --concurrency?"),
+        (["runs", "show", "--jason"], "did you mean --json?"),
+        (["runs"], "the following arguments are required: ACTION"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_two_lines(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert f"workbench {words[0]}" in shown
+    assert "--help shows the options" in shown
+    assert len(shown.splitlines()) == 2, "the options are not listed before what is wrong"
+
+
 def test_the_version_is_told() -> None:
     answer = run("--version")
     assert (answer.returncode, answer.stdout.strip()) == (0, f"workbench {workbench.__version__}")

@@ -7,11 +7,14 @@ A verb's module has ``SUMMARY``, ``EXAMPLE``, ``add_arguments(parser)`` and ``ru
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from workbench.errors import WorkbenchError
 
@@ -83,8 +86,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     verb, rest = arguments[0], arguments[1:]
     if verb not in VERBS:
-        import difflib
-
         close = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         print(f"workbench: there is no verb '{verb}'.{hint} See workbench --help.", file=sys.stderr)
@@ -97,9 +98,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(verb, rest)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line, without a screen of options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        close = difflib.get_close_matches(unknown[1], _options(self), n=1) if unknown else []
+        hint = f"did you mean {close[0]}? " if close else ""
+        self.exit(2, f"{self.prog}: error: {message}\n  what to do: {hint}{self.prog} --help shows the options\n")
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    found: dict[str, None] = {}
+    for action in parser._actions:
+        found |= dict.fromkeys(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                found |= dict.fromkeys(_options(each))
+    return list(found)
+
+
 def _run(verb: str, rest: Sequence[str]) -> int:
     module = _module(verb)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"workbench {verb}",
         description=module.SUMMARY,
         epilog=f"example:\n  {module.EXAMPLE}",

@@ -79,6 +79,9 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(each.error or not each.n for each in result.models) else 0
 
 
+_ELSEWHERE = "workbench runs show on a wider terminal has them"
+
+
 def _kinds(given: list[str] | None) -> dict[str, str]:
     pairs = [text.rpartition("=") for text in given or ()]
     for (name, _, kind), text in zip(pairs, given or (), strict=True):
@@ -106,7 +109,7 @@ def print_told(text: str) -> None:
     """Prints what a comparison says of itself, its tables as wide as the terminal."""
     from workbench.cli.tables import print_text
 
-    print_text(in_flags(text), least=("p95 ms", "backend", "p50 ms", "p99 ms"))
+    print_text(in_flags(text), least=("p95 ms", "backend", "p50 ms", "p99 ms"), elsewhere=_ELSEWHERE)
 
 
 def _json(result: CompareResult, stored: str) -> str:

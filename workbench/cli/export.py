@@ -112,9 +112,8 @@ def _run(args: argparse.Namespace) -> tuple[ExportResult, str]:
         document = _as_measured(document.edit(edits) if edits else document, choice.point, each)
         models.append(ModelToExport(directory, document.data, measured if each == model else {}))
     result = export_repository(models, Path(args.to), provenance={"environment": environment}, overwrite=args.force)
-    doubt = "" if choice.point.stable else f" (it was measured as {choice.point.verdict})"
     claim = "" if args.p99_ms is None else f"\n{goal_text(choice.point, args.p99_ms)}"
-    return result, f"run {name}: {choice.text}{doubt}{claim}{passed}"
+    return result, f"run {name}: {choice.text}{claim}{passed}"
 
 
 def _as_measured(document: ConfigDocument, point: Point, model: str) -> ConfigDocument:

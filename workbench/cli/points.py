@@ -144,9 +144,10 @@ def say_few(points: Sequence[Point]) -> None:
     whose = "p99 rests" if len(measured) == 1 else f"p99 of {len(few)} of {len(measured)} points rests"
     seconds = max(_seconds(point, claim) for point, claim in few)
     asked = "" if len(few) == 1 else " or more"
+    alike = " (those of one batch count as one)" if any(claim.had < point.n for point, claim in few) else ""
     say(
         f"  ? {whose} on too few requests: it takes {needed} to claim one with 99 % confidence, there are {fewest}"
-        f"{asked} (those of one batch count once); measure for about {seconds} s: -p {1000 * seconds}"
+        f"{asked}{alike}; measure for about {seconds} s: -p {1000 * seconds}"
     )
 
 

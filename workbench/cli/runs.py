@@ -85,7 +85,8 @@ def _list(store: RunStore, args: argparse.Namespace) -> int:
     else:
         columns = ["id", "kind", "model", "status", "points", "created", "title", "note"]
         rows = [tuple(row) for row in frame[columns].itertuples(index=False)]
-        print_table(columns, rows, least=("created", "kind", "model", "title", "note"))
+        empty = [name for name in ("note", "title", "model") if not frame[name].any()]
+        print_table(columns, rows, least=(*empty, "created", "kind", "model", "title", "note"))
     return 0
 
 

@@ -48,7 +48,9 @@ def print_table(
     """
     room = columns_shown()
     grid = _Grid(headers, rows, title)
-    grid.fit(room, [name for name in least if name in headers], [name for name in long if name in headers])
+    grid.fit(
+        room, [name for name in dict.fromkeys(least) if name in headers], [name for name in long if name in headers]
+    )
     grid.print(room)
     for line in grid.legend:
         say(f"  {line}")
@@ -173,18 +175,19 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def print_text(text: str, least: Sequence[str] = ()) -> None:
+def print_text(text: str, least: Sequence[str] = (), elsewhere: str = "a wider terminal has them") -> None:
     """Prints a text; tables in it, in columns two blanks apart, are made as wide as the terminal is.
 
     Args:
         text: any.
         least: columns of its tables that may be left out, the least important one first.
+        elsewhere: where to find what was left out, in words.
     """
     lines, at, room = text.split("\n"), 0, columns_shown()
     while at < len(lines):
         table = _table_at(lines[at:])
         if table and max(map(len, lines[at : at + len(table)])) > room:
-            print_table(table[0], table[1:], least=least)
+            print_table(table[0], table[1:], least=least, elsewhere=elsewhere)
             at += len(table)
         else:
             say(lines[at])

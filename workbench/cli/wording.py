@@ -97,6 +97,8 @@ def in_flags(text: str, parser: argparse.ArgumentParser | None = None) -> str:
     """
     for pattern, said in _PHRASES:
         text = re.sub(pattern, said, text)
+    if text.startswith("class '"):
+        return text  # of a file of classes, which are written in the names of Python
     flags = _flags(parser) if parser is not None else _flags_of_loads()
     kept = _PYTHON.findall(text)
     parts = [_renamed(part, flags) for part in _PYTHON.split(text)]

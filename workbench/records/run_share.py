@@ -54,11 +54,15 @@ class Shared:
         )
         lines = [
             f"{self.path} ({self.size / 1024:.0f} KiB)",
-            f"  holds {self.points} points, {self.configurations} configurations with their parameters, the environment"
-            + (f", {raw}" if raw else ""),
+            f"  holds {_counted(self.points, 'point')}, {_counted(self.configurations, 'configuration')} with their "
+            "parameters, the environment" + (f", {raw}" if raw else ""),
         ]
         lines += [f"  left out: {', '.join(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def share_run(run: Run, to: Path, *, inputs: bool = False, overwrite: bool = False) -> Shared:
