@@ -214,3 +214,11 @@ def test_latest_is_said_where_it_is_not_the_last_run(
     assert json.loads(capsys.readouterr().out)["run"] == later[-1]
     assert main(["export", later[-1], *to, "--force", *where]) == 1
     assert "is an ab: it has no best configuration" in capsys.readouterr().err
+
+
+def test_an_export_of_a_sweep_without_a_valid_point_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stored(RunStore(tmp_path), replace(POINT, valid=False, reasons=("the generator was late",)))
+    assert main(["export", "latest", "--to", str(tmp_path / "out"), "--runs", str(tmp_path)]) == 1
+    assert f"run {run}: no point of the sweep is valid" in capsys.readouterr().err

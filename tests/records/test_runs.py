@@ -90,16 +90,18 @@ def test_delete_and_unknown(tmp_path: Path) -> None:
     store.delete(run.id)
     assert store.list() == []
     for action in (store.open, store.delete):
-        with pytest.raises(NotFound, match="there is no run 'nothing'"):
+        with pytest.raises(NotFound, match="there is no run 'nothing'") as caught:
             action("nothing")
+        assert "holds no run at all" in caught.value.hint
 
 
 def test_the_beginning_of_an_id_is_enough_if_it_fits_one(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     first = store.create("sweep", model="aa")
     store.create("sweep", model="ab")
-    with pytest.raises(NotFound, match="2 runs fit"):
+    with pytest.raises(NotFound, match="2 runs fit") as caught:
         store.open(first.id[:4])
+    assert first.id in caught.value.hint
     assert store.open(first.path).id == first.id
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import InvalidRequest, NotFound
+from workbench.errors import InvalidMeasurement, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from workbench.config import ConfigDocument
@@ -97,7 +97,11 @@ def _run(args: argparse.Namespace) -> tuple[ExportResult, str]:
             f"run {name} is a{'n' * (kind == 'ab')} {kind}: it has no best configuration of a sweep to export",
             hint="workbench sweep MODEL --set PATH=VALUES makes one",
         )
-    choice = choose(points, p99_ms=args.p99_ms)
+    try:
+        choice = choose(points, p99_ms=args.p99_ms)
+    except InvalidMeasurement as error:
+        error.message = f"run {name}: {error.message}"
+        raise
     measured: dict[str, Any] = {
         "run": name,
         "choice": choice.text,

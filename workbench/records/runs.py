@@ -30,6 +30,10 @@ _SHOWN = 20
 """How many runs a store shows of itself."""
 
 
+_NAMED = 4
+"""Of how many runs that an id's beginning fits the names are told."""
+
+
 def _in_order(id: str) -> list[str | int]:
     """An id with its numbers as numbers: of the runs of one second the tenth comes after the ninth."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", id)]
@@ -133,7 +137,10 @@ class RunStore:
         if len(fitting) == 1:
             return fitting[0]
         text = f"{len(fitting)} runs fit '{run}'" if fitting else f"there is no run '{run}'"
-        raise NotFound(f"{text} in {self.directory}", hint="`workbench runs list` shows what there is")
+        names = ", ".join(path.name.removesuffix(SUFFIX) for path in fitting[-_NAMED:])
+        hint = f"the last ones are {names}" if fitting else "`workbench runs list` shows what there is"
+        hint = hint if files else "it holds no run at all: is it the directory that was meant? (--runs DIR)"
+        raise NotFound(f"{text} in {self.directory}", hint=hint)
 
     def frame(self) -> pd.DataFrame:
         """The list of runs as a table."""
