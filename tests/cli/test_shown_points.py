@@ -84,7 +84,9 @@ def test_a_goal_that_too_few_requests_were_measured_for_is_said_once_with_how_lo
 def test_without_a_goal_it_is_said_of_the_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = swept(monkeypatch, capsys, FEW, POINT, replace(FEW, p99_worth=40.0))
+    lost = replace(FEW, valid=False, errors={"it died": 9}, reasons=("most requests failed: it died",), p99_worth=1.0)
+    shown = swept(monkeypatch, capsys, FEW, POINT, replace(FEW, p99_worth=40.0), lost)
+    assert shown.count("it died") == 1
     (line,) = [line for line in shown.splitlines() if "too few requests" in line]
     assert "p99 of 2 of 3 points rests on too few requests: it takes 459" in line
     assert line.endswith("-p 26000"), "for the point with the fewest"

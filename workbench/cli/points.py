@@ -109,6 +109,8 @@ def say_reasons(points: Sequence[Point]) -> None:
         say(f"  ! {places[0]}{more}: {in_flags(reason)}")
     for point in points:
         for text in list(point.errors)[:3]:
+            if any(text in reason for reason in point.reasons):
+                continue
             say(f"  ! {describe(point)}: failed: {text}")
     told = (RANDOM_INPUTS, NO_PRIORITIES)
     for note in dict.fromkeys(note for point in points for note in point.notes if note.startswith(told)):
@@ -129,14 +131,14 @@ def gathered(said: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
 
 
 def _rests_on_few(point: Point) -> bool:
-    """Whether a point's p99 rests on fewer requests than any claim about it takes."""
+    """Whether a point's p99, which may be believed otherwise, rests on fewer requests than any claim about it takes."""
     claim = point.claim(p99_ms=math.inf)
-    return point.n > 0 and not point.error and claim.had < claim.needed
+    return point.n > 0 and point.valid and not point.error and claim.had < claim.needed
 
 
 def say_few(points: Sequence[Point]) -> None:
     """Says once of how many points the p99 rests on too few requests to mean much, and how long to measure for it."""
-    measured = [point for point in points if point.n and not point.error]
+    measured = [point for point in points if point.n and point.valid and not point.error]
     few = [(point, point.claim(p99_ms=math.inf)) for point in measured if _rests_on_few(point)]
     if not few:
         return
