@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from engine_fixtures import EngineFactory
+from onnx import TensorProto, helper
+from onnx_models import graph
 
 from workbench.engine.linting import lint
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
 
 MISTAKE = 'name: "m"\nbackend: "python"\nmax_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 16 ] }\n'
 
@@ -56,3 +61,42 @@ def test_a_file_that_cannot_be_written_is_said_in_words(tmp_path: Path, monkeypa
         lint(file, fix=True)
     assert caught.value.where == str(file)
     assert file.read_text() == MISTAKE
+
+
+TYPED = 'input { name: "x" data_type: TYPE_FP32 dims: 4 }\noutput { name: "y" data_type: TYPE_FP32 dims: DIMS }\n'
+
+
+@pytest.mark.parametrize(
+    "dims", [("b", "n"), ("c", "n"), ("b", None), None, ("b", 3), (5, "n"), ("b", "n", 1)], ids=str
+)
+@pytest.mark.parametrize("configured", ["[ 3 ]", "[ 4 ]", "[ -1 ]", "[ 3, 1 ]"])
+def test_what_onnx_runtime_infers_is_no_fault(
+    tmp_path: Path, make_engine: EngineFactory, dims: Any, configured: str
+) -> None:
+    """An exporter may leave the shape of an output open: the rule has nothing against a model that loads."""
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], [0.0] * 12)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(graph(nodes, [("x", "FP32", ("b", 4))], [("y", "FP32", dims)], [weights]))
+    text = 'backend: "onnxruntime"\nmax_batch_size: 8\n' + TYPED.replace("DIMS", configured)
+    (folder.parent / "config.pbtxt").write_text(text)
+    found = [each.message for file in lint(tmp_path) for each in file.findings if each.rule == "model-fit"]
+    engine = make_engine(tmp_path, control_mode="explicit")
+    if dims == ("b", 3) and configured != "[ 3 ]":  # what the file does say is held against the configuration
+        with pytest.raises(WorkbenchError, match="the model expects 2 dimensions") as refused:
+            engine.load("m")
+        assert [text in refused.value.message for text in found] == [True]
+        return
+    with contextlib.suppress(WorkbenchError):
+        engine.load("m")
+        assert found == []
+
+
+def test_outputs_of_no_shape_do_not_make_a_model_one_that_cannot_batch(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(graph(nodes, [("x", "FP32", ("b", 4))], [("y", "FP32", None)]))
+    (folder.parent / "config.pbtxt").write_text('backend: "onnxruntime"\nmax_batch_size: 8\n')
+    assert [each.rule for file in lint(tmp_path) for each in file.findings if each.severity == "error"] == []

@@ -5,20 +5,28 @@ Source: onnxruntime_backend's ``ValidateInputs``, ``ValidateOutputs`` and ``Comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from workbench.backends._child.fitting import datatype_problem, dims_problem, shape_text
 from workbench.backends.base import TensorSpec
 from workbench.errors import InternalError, InvalidRequest
 from workbench.protocol import datatypes
 
 
 def check_fit(
-    config: Any, inputs: Sequence[TensorSpec], overridable: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    config: Any,
+    inputs: Sequence[TensorSpec],
+    overridable: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    inferred: bool = True,
+    shapeless: Collection[str] = (),
 ) -> None:
     """Compares the configuration with the model file, whose dims have -1 where they are variable.
 
-    ``overridable`` are inputs that need not be given (ONNX: initializers).
+    ``overridable`` are inputs that need not be given (ONNX: initializers). Where outputs are not ``inferred``, they are
+    as the file has them: what it leaves open is found out when it is loaded. Of those in ``shapeless`` it has nothing.
 
     Raises:
         InvalidRequest: they do not fit (texts of 10.43 and of ``CompareDimsSupported``).
@@ -60,8 +68,9 @@ def check_fit(
     for item in config.output:
         spec = find_spec(item.name, by_name, "output")
         check_datatype(config, item, spec, "output")
-        if item.name not in scattered:  # Triton compares no shapes there: the batch's output may be flat
-            check_dims(config, item, spec, exact=True)
+        # Triton compares no shapes of what is scattered: the batch's output may be flat
+        if item.name not in scattered and item.name not in shapeless:
+            check_dims(config, item, spec, exact=inferred)
 
 
 def find_spec(name: str, by_name: Mapping[str, TensorSpec], kind: str) -> TensorSpec:
@@ -92,11 +101,9 @@ def check_datatype(config: Any, item: Any, spec: TensorSpec, kind: str) -> None:
     row = datatypes.BY_CONFIG.get(wanted)
     if row is None:
         raise InternalError(f"unsupported datatype {wanted} for {kind} '{item.name}' for model '{config.name}'")
-    if row.wire != spec.datatype:
-        raise InvalidRequest(
-            f"unable to load model '{config.name}', configuration expects datatype {wanted} for {kind} '{item.name}', "
-            f"model provides TYPE_{spec.datatype or 'INVALID'}"
-        )
+    problem = datatype_problem(config.name, kind, item.name, wanted, spec.datatype)
+    if problem:
+        raise InvalidRequest(problem)
 
 
 def check_ragged(config: Any, item: Any, spec: TensorSpec) -> None:
@@ -124,41 +131,7 @@ def check_dims(config: Any, item: Any, spec: TensorSpec, *, exact: bool) -> None
         InvalidRequest: they are not.
     """
     dims = tuple(item.reshape.shape) if item.HasField("reshape") else tuple(item.dims)
-    if not spec.dims:
-        if any(dim != 1 for dim in dims):
-            raise InvalidRequest(
-                f"unable to load model '{config.name}', scalar tensor '{item.name}', should only provide 1 in the "
-                "model configuration when the model doesn't support batching. Model configuration provided: "
-                f"{shape_text(dims)}."
-            )
-        return
-    head = f"model '{config.name}', tensor '{item.name}': "
     batching = config.max_batch_size > 0
-    if batching and spec.dims[0] != -1:
-        raise InvalidRequest(
-            f"{head}for the model to support batching the shape should have at least 1 dimension and the first "
-            f"dimension must be -1; but shape expected by the model is {shape_text(spec.dims)}"
-        )
-    full = (-1, *dims) if batching else dims
-    fits = len(full) == len(spec.dims) and all(
-        model == mine for model, mine in zip(spec.dims, full, strict=True) if exact or model != -1
-    )
-    if fits:
-        return
-    text = (
-        f"{head}the model expects {len(spec.dims)} dimensions (shape {shape_text(spec.dims)}) but the model "
-        "configuration "
-    )
-    if batching:
-        text += (
-            f"specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 followed by the "
-            f"explicit tensor shape, making complete shape {shape_text(full)})"
-        )
-    else:
-        text += f"specifies {len(full)} dimensions (shape {shape_text(full)})"
-    raise InvalidRequest(text)
-
-
-def shape_text(dims: Sequence[int]) -> str:
-    """A shape as Triton writes it: ``[-1,4]``."""
-    return "[" + ",".join(map(str, dims)) + "]"
+    problem = dims_problem(config.name, item.name, dims, spec.dims, batching=batching, exact=exact)
+    if problem:
+        raise InvalidRequest(problem)

@@ -41,17 +41,22 @@ _TYPES = {
 class OnnxGraph:
     """What an ONNX file says of itself. ``overridable`` are initializers that may be given as inputs, ``external`` the
     files beside it that hold weights.
+
+    ONNX Runtime infers more of its outputs than it says: what is -1 here may be a number there, and the outputs in
+    ``shapeless``, of which the file has no shape at all (dims are empty here), may have one.
     """
 
     inputs: tuple[TensorSpec, ...]
     overridable: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     external: tuple[str, ...] = ()
+    shapeless: frozenset[str] = frozenset()
 
     @property
     def batching(self) -> bool:
-        """Whether every first dimension is variable (9.4)."""
-        return all(spec.dims and spec.dims[0] == -1 for spec in (*self.inputs, *self.outputs))
+        """Whether every first dimension that is known is variable (9.4)."""
+        known = [spec for spec in self.outputs if spec.name not in self.shapeless]
+        return all(spec.dims and spec.dims[0] == -1 for spec in (*self.inputs, *known))
 
 
 def read_onnx(path: Path) -> OnnxGraph:
@@ -75,7 +80,7 @@ def _graph(data: mmap.mmap) -> OnnxGraph:
     span = next((span for number, span in fields(data, 0, len(data)) if number == 7 and isinstance(span, tuple)), None)
     if span is None:
         raise ValueError("it holds no graph")
-    inputs, outputs, initializers = [], [], set()
+    inputs, outputs, initializers, shapeless = [], [], set(), set()
     external: dict[str, None] = {}
     for number, part in fields(data, *span):
         if not isinstance(part, tuple):
@@ -84,6 +89,8 @@ def _graph(data: mmap.mmap) -> OnnxGraph:
             inputs.append(_value(data, part))
         elif number == 12:
             outputs.append(_value(data, part))
+            if not _has_shape(data, part):
+                shapeless.add(outputs[-1].name)
         elif number == 5:
             initializers.add(text(data, part, 8))
             external.update(dict.fromkeys(_locations(data, part)))
@@ -92,6 +99,7 @@ def _graph(data: mmap.mmap) -> OnnxGraph:
         tuple(spec for spec in inputs if spec.name in initializers),
         tuple(outputs),
         tuple(external),
+        frozenset(shapeless),
     )
 
 
@@ -111,6 +119,18 @@ def _value(data: mmap.mmap, span: tuple[int, int]) -> TensorSpec:
     raise InvalidRequest(f"Unsupported ONNX Type 'ONNX_TYPE_UNKNOWN' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'.")
 
 
+def _has_shape(data: mmap.mmap, span: tuple[int, int]) -> bool:
+    """Whether a tensor's type has a shape, be it that of a scalar."""
+    return any(
+        number == 2 and isinstance(part, tuple)
+        for field, kind in fields(data, *span)
+        if field == 2 and isinstance(kind, tuple)
+        for choice, tensor in fields(data, *kind)
+        if choice == 1 and isinstance(tensor, tuple)
+        for number, part in fields(data, *tensor)
+    )
+
+
 def _tensor(data: mmap.mmap, name: str, span: tuple[int, int]) -> TensorSpec:
     datatype, dims = "", []
     for number, part in fields(data, *span):
@@ -120,5 +140,5 @@ def _tensor(data: mmap.mmap, name: str, span: tuple[int, int]) -> TensorSpec:
             for inner, dimension in fields(data, *part):
                 if inner == 1 and isinstance(dimension, tuple):
                     sizes = [size for field, size in fields(data, *dimension) if field == 1 and isinstance(size, int)]
-                    dims.append(sizes[-1] if sizes else -1)
+                    dims.append(sizes[-1] if sizes and sizes[-1] < 1 << 63 else -1)  # some write -1
     return TensorSpec(name, datatype, tuple(dims))

@@ -162,7 +162,7 @@ def _fit(model: LintedModel) -> None:
     for number in sorted(model.graphs, reverse=True):
         graph = model.graphs[number]
         try:
-            check_fit(config, graph.inputs, graph.overridable, graph.outputs)
+            check_fit(config, graph.inputs, graph.overridable, graph.outputs, inferred=False, shapeless=graph.shapeless)
         except WorkbenchError as error:
             text, fix = error.message, None
             named = re.search("(input|output|tensor) '([^']*)'", text)

@@ -180,6 +180,8 @@ def _read_graphs(model: LintedModel) -> None:
 
 def _complete_io(model: LintedModel) -> None:
     graph = model.graphs[max(model.graphs)]
+    if graph.shapeless and not model.config.output:  # only ONNX Runtime can tell them
+        return
     config = type(model.config)()
     config.CopyFrom(model.config)
     try:
