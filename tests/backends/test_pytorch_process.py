@@ -13,6 +13,7 @@ import pytest
 from engine_fixtures import EngineFactory
 
 from workbench.backends._child.torch_names import NamesError, indices, paths
+from workbench.backends._child.torch_package import read_source, size_problem
 from workbench.engine.linting import lint
 from workbench.errors import WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, Tensor
@@ -204,3 +205,115 @@ def test_compiled_code(tmp_path: Path, make_engine: EngineFactory) -> None:
         given = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
         got = ask(engine, "aoti", **{"ARGS[0]": given})["RESULT[1]"]
         assert np.abs(got + given @ Linear().w.detach().numpy()).max() < 1e-6
+
+
+class Summed(torch.nn.Module):
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (ids * mask.to(torch.int64)).sum(1, keepdim=True)
+
+
+SUMMED = """\
+backend: "pytorch"
+platform: "torch_aoti"
+max_batch_size: 8
+input [
+  { name: "ids__0" data_type: TYPE_INT64 dims: [ -1 ] },
+  { name: "mask__1" data_type: TYPE_FP32 dims: [ -1 ] }
+]
+output [ { name: "OUTPUT__0" data_type: TYPE_INT64 dims: [ 1 ] } ]
+"""
+WRONG = {
+    "type": (
+        ("TYPE_FP32", "TYPE_FP64"),
+        "configuration expects datatype TYPE_FP64 for input 'mask__1', model provides",
+    ),
+    "rank": (
+        ("TYPE_INT64 dims: [ -1 ]", "TYPE_INT64 dims: [ -1, -1 ]"),
+        r"tensor 'ids__0': the model expects 2 dimensions \(shape \[-1,-1\]\) but the model configuration specifies 3",
+    ),
+    "size": (
+        ("max_batch_size: 8", "max_batch_size: 300"),
+        "max_batch_size is 300, and the package was compiled for 64",
+    ),
+}
+
+
+def checked(place: int, name: str, kind: str, *conditions: str) -> str:
+    """The function of a package's source that would look at an input (torch 2.13)."""
+    lines = [f"ConstantHandle {name} = ConstantHandle(input_handles[{place}]);"]
+    lines += [f"int32_t {name}_expected_dtype = aoti_torch_dtype_{kind}();", f"auto {name}_size = {name}.sizes();"]
+    lines += [f"if ({condition}) {{" for condition in conditions]
+    return "\n".join(lines) + "\n"
+
+
+def test_what_a_package_takes_is_read_from_its_source() -> None:
+    """Types, fixed sizes, ranges, and that the first dimensions are equal: the second input has no size there."""
+    source = checked(0, "a", "int64", "a_size[0] < 2", "a_size[0] > 64", "a_size[1] < 2", "a_size[1] > 32")
+    source += checked(1, "b", "float32", "b_size[0] < 2", "b_size[0] > 64", "3 != b_size[1]", "b_size[2] < 5")
+    source += "int64_t s1 = a_size[0];\nint64_t s2 = a_size[1];\nint64_t s3 = b_size[2];\n"
+    inputs = read_source(source)
+    assert inputs is not None
+    assert [(each.datatype, each.dims) for each in inputs] == [("INT64", (-1, -1)), ("FP32", (-1, 3, -1))]
+    fine = ((1, 1), (1, 3, 5))
+    for shapes, text in (
+        (fine, ""),
+        (((64, 32), (64, 3, 99)), ""),
+        (((2, 33), (2, 3, 5)), "input 'x' has shape [2,33], the package was compiled for 32 at most in dimension 1"),
+        (((2, 3), (2, 4, 5)), "input 'y' has shape [2,4,5], the package was compiled for 3 in dimension 1"),
+        (((2, 3), (2, 3, 4)), "input 'y' has shape [2,3,4], the package was compiled for 5 at least in dimension 2"),
+        (((2, 3), (2, 3)), "input 'y' has shape [2,3], the package was compiled for 3 dimensions"),
+        (((2, 3), (1, 3, 5)), "for as many in dimension 0 as 'x' has in dimension 0, which is 2"),
+    ):
+        problem = size_problem(inputs, shapes, ["x", "y"])
+        assert text in problem
+        assert bool(text) == bool(problem)
+    assert read_source("int main() {}") is None
+
+
+@pytest.fixture(scope="module")
+def summed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of two inputs that are equally long, of up to 64 rows and 32 columns."""
+    path = tmp_path_factory.mktemp("summed") / "model.pt2"
+    shapes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=32)}
+    given = (torch.ones((2, 4), dtype=torch.int64), torch.ones(2, 4))
+    program = torch.export.export(Summed(), given, dynamic_shapes=(shapes, shapes))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return path
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C compiler")
+@pytest.mark.timeout(600)
+def test_what_compiled_code_cannot_take_is_refused_before_it_runs(
+    tmp_path: Path, make_engine: EngineFactory, summed: Path
+) -> None:
+    """The code itself looks at nothing: it computed rubbish, or ended its process."""
+    for name, ((old, new), _) in {"m": (("", ""), ""), **WRONG}.items():
+        shutil.copy(summed, directory(tmp_path, name, SUMMED.replace(old, new)) / "model.pt2")
+    engine = make_engine(tmp_path, control_mode="explicit")
+    for name, (_, text) in WRONG.items():
+        with pytest.raises(WorkbenchError, match=text):
+            engine.load(name)
+    engine.load("m")
+
+    def sums(rows: int, length: int, other: int | None = None) -> Any:
+        ids = np.arange(rows * length).reshape(rows, length)
+        mask = np.ones((rows, length if other is None else other), np.float32)
+        tensors = [Tensor.from_numpy("ids__0", ids.astype(np.int64)), Tensor.from_numpy("mask__1", mask)]
+        answer = engine.infer(InferenceRequest("m", tensors))
+        return answer.outputs[0].data.tolist(), ids.sum(1).tolist()
+
+    for rows, length in ((1, 1), (2, 3), (8, 32)):
+        got, expected = sums(rows, length)
+        assert got == [[each] for each in expected]
+    for shape, text in (
+        ((1, 33), r"input 'ids__0' has shape \[1,33\], the package was compiled for 32 at most in dimension 1"),
+        (
+            (1, 4, 2),
+            r"'mask__1' has shape \[1,2\], the package was compiled for as many in dimension 1 as 'ids__0' has",
+        ),
+        ((1, 2, 30), "for as many in dimension 1 as 'ids__0' has in dimension 1, which is 2"),
+    ):
+        with pytest.raises(WorkbenchError, match=text):
+            sums(*shape)
+    assert sums(1, 4)[0] == [[6]]

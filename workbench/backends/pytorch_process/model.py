@@ -23,7 +23,8 @@ import torch.utils.dlpack
 import triton_python_backend_utils as pb_utils
 from torch.utils import _pytree as pytree
 
-from workbench.backends._child import torch_names
+from workbench.backends._child import fitting, torch_names
+from workbench.backends._child.torch_package import CompiledInput, compiled_inputs, size_problem
 
 _PYTHON_RUNTIME = "model.py"
 _NAMES = {
@@ -52,18 +53,27 @@ class TritonPythonModel:
         self._set_threads()
         self._device = self._find_device(args["model_instance_kind"], args["model_instance_device_id"])
         path = self._find_file(Path(args["model_repository"], args["model_version"]))
-        self._run, leaves, outputs, own = self._load(path)
         self._inputs = [entry["name"] for entry in self._config["input"]]
+        self._compiled_inputs = _taken(path)
+        self._run, leaves, outputs, own = self._load(path)
         self._outputs = [entry["name"] for entry in self._config["output"]]
         self._types = {entry["name"]: entry["data_type"].removeprefix("TYPE_") for entry in self._config["output"]}
         self._order = self._match(self._inputs, leaves, own, "input")
+        if self._compiled_inputs is not None:
+            self._check_fit(self._compiled_inputs)
         self._takes = self._match(self._outputs, outputs, [torch_names.own_name(each) for each in outputs], "output")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Runs a batch as one call."""
-        parts = [[self._tensor(request, name) for name in self._inputs] for request in requests]
-        groups = [list(range(len(requests)))] if self._batching else [[index] for index in range(len(requests))]
         responses: list[Any] = [None] * len(requests)
+        parts: dict[int, list[Any]] = {}
+        for index, request in enumerate(requests):
+            try:
+                parts[index] = self._tensors(request)
+            except _Refused as error:  # its own fault: the others are run
+                responses[index] = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), _INVALID))
+        good = list(parts)
+        groups = ([good] if good else []) if self._batching else [[index] for index in good]
         with torch.inference_mode():
             for group in groups:
                 joined = [_joined([parts[index][place] for index in group]) for place in range(len(self._inputs))]
@@ -210,7 +220,41 @@ class TritonPythonModel:
     def _parameter(self, key: str) -> str:
         return str(self._config.get("parameters", {}).get(key, {}).get("string_value", ""))
 
+    def _check_fit(self, inputs: Sequence[CompiledInput]) -> None:
+        """Whether the configuration is that of the package, whose code looks at nothing."""
+        by_place = dict(zip(self._order or range(len(self._inputs)), self._config["input"], strict=True))
+        for place, given in enumerate(inputs):
+            entry = by_place[place]
+            name, reshape = entry["name"], entry.get("reshape")
+            dims = [int(dim) for dim in (entry["dims"] if reshape is None else reshape.get("shape", ()))]
+            problem = fitting.datatype_problem(self._name, "input", name, entry["data_type"], given.datatype)
+            problem = problem or fitting.dims_problem(
+                self._name, name, dims, given.dims, batching=self._batching, exact=False
+            )
+            most = given.sizes[0].most if given.sizes and self._batching else None
+            if not problem and most is not None and int(self._config["max_batch_size"]) > most:
+                problem = (
+                    f"unable to load model '{self._name}', max_batch_size is {self._config['max_batch_size']}, and the "
+                    f"package was compiled for {most} rows at most"
+                )
+            if problem:
+                raise pb_utils.TritonModelException(problem)
+
     # ---- executing
+
+    def _tensors(self, request: Any) -> list[Any]:
+        """The inputs of a request, in the configuration's order."""
+        tensors = [self._tensor(request, name) for name in self._inputs]
+        if self._compiled_inputs is not None:
+            order = self._order or range(len(tensors))
+            shapes: list[Sequence[int]] = [()] * len(tensors)
+            names = [""] * len(tensors)
+            for place, tensor, name in zip(order, tensors, self._inputs, strict=True):
+                shapes[place], names[place] = tuple(tensor.shape), name
+            problem = size_problem(self._compiled_inputs, shapes, names)
+            if problem:
+                raise _Refused(problem)
+        return tensors
 
     def _tensor(self, request: Any, name: str) -> Any:
         tensor = pb_utils.get_input_tensor_by_name(request, name)
@@ -218,7 +262,10 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(f"input '{name}' is missing")
         array = tensor.as_numpy() if tensor.triton_dtype() == _BYTES else None
         if array is not None:  # torch has no tensor of strings: a list of them
-            return [item.decode() for item in array.flat]
+            try:
+                return [item.decode() for item in array.flat]
+            except UnicodeDecodeError as error:
+                raise _Refused(f"input '{name}' holds a string that is not UTF-8: {error}") from None
         return torch.utils.dlpack.from_dlpack(tensor.to_dlpack()).to(self._device)
 
     def _pick(self, values: list[Any]) -> list[Any]:
@@ -258,6 +305,11 @@ class TritonPythonModel:
         return [_made(name, value[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 
 
+class _Refused(ValueError):
+    """A request that cannot be run, and why."""
+
+
+_INVALID = pb_utils.TritonError.INVALID_ARG
 _BYTES = 13
 """Triton's number for strings (``TRITONSERVER_TYPE_BYTES``)."""
 
@@ -285,6 +337,11 @@ def _leaves(value: Any, names: Sequence[str] = ()) -> list[Any]:
     if isinstance(value, tuple) or (isinstance(value, list) and not all(isinstance(item, str) for item in value)):
         return [leaf for item in value for leaf in _leaves(item)]
     return [value]
+
+
+def _taken(path: Path) -> tuple[CompiledInput, ...] | None:
+    """What a package of compiled code takes; None for another file, which looks for itself."""
+    return compiled_inputs(path) if path.suffix != ".py" and _archive_kind(path) == "aoti" else None
 
 
 def _archive_kind(path: Path) -> str:
