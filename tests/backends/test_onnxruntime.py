@@ -117,11 +117,54 @@ def test_a_scalar_of_a_model_that_batches_is_one_for_the_batch(tmp_path: Path) -
             run(running, batch)
 
 
-def test_a_string_that_is_no_text(tmp_path: Path) -> None:
-    running = instance(context(tmp_path, IO.format("TYPE_STRING"), identity("BYTES")))
-    bad = np.array([[b"\xff", b"", b"", b""]], dtype=object)
-    with pytest.raises(InvalidRequest, match="not UTF-8"):
-        run(running, [ask(bad)])
+WORDS = IO.format("TYPE_STRING").replace("'y' data_type: TYPE_STRING", "'y' data_type: TYPE_INT64")
+
+
+def words(*items: bytes) -> InferenceRequest:
+    row = np.empty((1, 4), dtype=object)
+    row[0] = items
+    return ask(row)
+
+
+def encoder() -> bytes:
+    """Words to numbers: "a" is 1, "é" 2, "" 3, another one -1."""
+    node = helper.make_node(
+        "LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_strings=["a", "é", ""], values_int64s=[1, 2, 3]
+    )
+    return graph([node], [("x", "BYTES", ("b", 4))], [("y", "INT64", ("b", 4))])
+
+
+def test_strings_that_are_no_text_are_taken_as_bytes(tmp_path: Path) -> None:
+    """As real Triton does, alone and beside others."""
+    running = instance(context(tmp_path, WORDS, encoder()))
+    odd, text = words(b"\xff\xfe", b"a", b"", "é".encode()), words("é".encode(), b"a", b"", b"long words")
+    for batch, expected in (
+        ([odd], [[-1, 1, 3, 2]]), ([odd, text], [[-1, 1, 3, 2], [2, 1, 3, -1]]),
+        ([text, odd], [[2, 1, 3, -1], [-1, 1, 3, 2]]),
+    ):  # fmt: skip
+        answers = run(running, batch)
+        assert [answer.error for answer in answers] == [None] * len(batch)
+        assert [answer.outputs[0].data.tolist()[0] for answer in answers] == expected
+
+
+def test_a_request_that_cannot_be_run_fails_alone(tmp_path: Path) -> None:
+    """Bytes that are no text and hold a zero go in by no way; nor does what is no text come out."""
+    running = instance(context(tmp_path / "in", WORDS, encoder()))
+    both, zero, odd = words(b"\xff\0", b"a", b"", b""), words(b"a\0", b"a", b"", b""), words(b"\xff", b"a", b"", b"")
+    with pytest.raises(InvalidRequest, match="input 'x' holds a string that is not UTF-8, and a zero byte"):
+        run(running, [both])
+    alone = [run(running, [each])[0].outputs[0].data.tolist() for each in (zero, odd)]
+    assert alone == [[[-1, 1, 3, 3]]] * 2
+    answers = run(running, [zero, both, odd])
+    assert [answer.error is None for answer in answers] == [True, False, True]
+    assert [answers[0].outputs[0].data.tolist(), answers[2].outputs[0].data.tolist()] == alone
+    same = instance(context(tmp_path / "out", IO.format("TYPE_STRING"), identity("BYTES")))
+    with pytest.raises(InvalidRequest, match="an output holds a string that is not UTF-8"):
+        run(same, [odd])
+    answers = run(same, [zero, odd, words(b"b", b"", b"", b"")])
+    assert [answer.error is None for answer in answers] == [True, False, True]
+    assert answers[0].outputs[0].data.tolist() == [[b"a\0", b"a", b"", b""]]
+    assert answers[2].outputs[0].data.tolist() == [[b"b", b"", b"", b""]]
 
 
 def test_errors_of_a_run_are_the_backends(tmp_path: Path) -> None:

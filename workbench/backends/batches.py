@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from workbench.backends.base import Execution, ModelContext, TensorSpec
 from workbench.backends.fit import config_datatype
 from workbench.backends.ragged import batch_inputs, batch_outputs, scatter
-from workbench.errors import BackendError, InternalError, Unsupported
+from workbench.errors import BackendError, InternalError, InvalidRequest, Unsupported, WorkbenchError
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 from workbench.scheduling.sequence_settings import sequence_settings_from_config
@@ -179,12 +181,17 @@ def _one_value(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return values[:1].reshape(())
 
 
+class RequestFault(InvalidRequest):
+    """What a request of a batch holds, or is answered, is at fault: the others of the batch are to be served."""
+
+
 class TensorInstance(ABC):
     """A thread instance that runs each batch as one call of its framework.
 
     A subclass writes ``run`` and, where its framework's tensors are not numpy's, ``prepare`` and ``take``: what they
-    cost counts as input and output time. What any of them raises fails the batch and nothing else. ``close`` may be
-    called more than once.
+    cost counts as input and output time. What any of them raises fails the batch and nothing else, but for a
+    ``RequestFault``: then each request of the batch is run alone, and fails or is answered as if it had come alone.
+    ``close`` may be called more than once.
     """
 
     kind: Literal["thread"] = "thread"
@@ -199,12 +206,33 @@ class TensorInstance(ABC):
         """Runs a batch."""
         if self._closed:
             raise InternalError("the instance is closed")
+        try:
+            self._execute(execution)
+        except RequestFault:
+            if len(execution.requests) == 1:
+                raise
+            self._execute_apart(execution)
+
+    def _execute(self, execution: Execution) -> None:
         prepared = self.prepare(self._form.feeds(execution.requests))
         execution.input_end = self._clock()
         execution.ready()
         raw = self.run(prepared)
         execution.output_start = self._clock()
         self._form.respond(execution, self.take(raw))
+
+    def _execute_apart(self, execution: Execution) -> None:
+        """Each request of a batch alone; none has been answered yet."""
+        execution.input_end = execution.output_start = 0
+        for index, request in enumerate(execution.requests):
+            respond = partial(_respond_to, execution, index)
+            alone = replace(execution, requests=[request], respond=respond, input_end=0, output_start=0)
+            try:
+                self._execute(alone)
+            except WorkbenchError as error:
+                respond(0, InferenceResponse(request.model_name, request.model_version, request.id, error=error))
+            execution.input_end = execution.input_end or alone.input_end
+            execution.output_start = alone.output_start or execution.output_start
 
     def prepare(self, feeds: dict[str, NDArray[Any]]) -> Any:
         """The framework's own inputs, by default the arrays as they are. They must not be written to."""
@@ -228,3 +256,8 @@ class TensorInstance(ABC):
     @abstractmethod
     def free(self) -> None:
         """Drops the framework's objects; called once."""
+
+
+def _respond_to(execution: Execution, place: int, index: int, response: InferenceResponse) -> None:
+    """The answer to the one request of a part of a batch, which has the place ``place`` there."""
+    execution.respond(place + index, response)

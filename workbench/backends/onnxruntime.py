@@ -19,7 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from workbench.backends.base import InstanceSpec, LoadedModel, ModelContext, ModelDescription, TensorSpec
-from workbench.backends.batches import TensorInstance
+from workbench.backends.batches import RequestFault, TensorInstance
 from workbench.backends.fit import check_fit
 from workbench.backends.model_files import model_file
 from workbench.backends.onnxruntime_config import own_thread_count, run_options, session_options, tensor_specs
@@ -33,7 +33,7 @@ from workbench.backends.onnxruntime_providers import (
     providers,
 )
 from workbench.backends.parameters import bool_parameter
-from workbench.errors import BackendError, InternalError, InvalidRequest, Unsupported
+from workbench.errors import BackendError, InternalError, Unsupported
 from workbench.protocol.datatypes import BFLOAT16
 
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)$", re.DOTALL)
@@ -208,9 +208,9 @@ class _OnnxInstance(TensorInstance):
             )
 
     def prepare(self, feeds: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Strings become text: the Python binding takes nothing else."""
+        """Strings in a form that the Python binding takes."""
         for name in self._texts & feeds.keys():
-            feeds[name] = _to_text(name, feeds[name])
+            feeds[name] = _to_strings(name, feeds[name])
         return feeds
 
     def run(self, prepared: dict[str, NDArray[Any]]) -> Sequence[Any]:
@@ -221,6 +221,11 @@ class _OnnxInstance(TensorInstance):
             return (
                 self._run_bf16(session, prepared) if self._bf16 else session.run(self._names, prepared, self._options)
             )
+        except UnicodeDecodeError as error:
+            raise RequestFault(
+                f"an output holds a string that is not UTF-8, which ONNX Runtime's Python binding cannot give: {error}",
+                hint="real Triton hands its bytes on; here it takes a model that gives UTF-8, or numbers",
+            ) from error
         except Exception as error:
             raise BackendError(_error_text(error)) from error
 
@@ -253,16 +258,27 @@ class _OnnxInstance(TensorInstance):
         ]
 
 
-def _to_text(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """ONNX strings from BYTES: the Python binding takes text only."""
+def _to_strings(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """ONNX strings from BYTES: as text, or as bytes of one length where one is not UTF-8.
+
+    Raises:
+        RequestFault: that is not UTF-8, and one holds a zero, at which bytes of one length end.
+    """
     out = np.empty(array.shape, dtype=np.object_)
     flat = out.reshape(-1)
     try:
         for index, item in enumerate(array.flat):
             flat[index] = item.decode() if isinstance(item, bytes) else str(item)
+        return out
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"input '{name}' holds a string that is not UTF-8: {error}") from error
-    return out
+        items = [item if isinstance(item, bytes) else str(item).encode() for item in array.flat]
+        if any(b"\0" in item for item in items):
+            raise RequestFault(
+                f"input '{name}' holds a string that is not UTF-8, and a zero byte: {error}",
+                hint="ONNX Runtime's Python binding takes the one or the other; real Triton ends it at the zero",
+            ) from error
+        width = max(map(len, items)) + 1  # the binding reads each up to a zero, past its end where there is none
+        return np.array(items, f"S{width}").reshape(array.shape)
 
 
 def _to_bytes(array: NDArray[Any]) -> NDArray[Any]:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from workbench.backends.base import InstanceSpec, ModelContext, TensorSpec
-from workbench.backends.batches import TensorInstance, configured_specs
+from workbench.backends.batches import RequestFault, TensorInstance, configured_specs
 from workbench.backends.parameters import bool_parameter, int_parameter
 from workbench.backends.pytorch_names import Places, find_places
 from workbench.backends.pytorch_threads import THREADS
@@ -245,7 +245,10 @@ class ScriptInstance(TensorInstance):
             try:
                 return [item.decode() if isinstance(item, bytes) else str(item) for item in array.flat]
             except UnicodeDecodeError as error:
-                raise InvalidRequest(f"an input holds a string that is not UTF-8: {error}") from error
+                raise RequestFault(
+                    f"an input holds a string that is not UTF-8: {error}",
+                    hint="a str of TorchScript is text: send UTF-8, or the bytes as a tensor of UINT8",
+                ) from error
         array = np.ascontiguousarray(array)
         tensor = torch.from_numpy(array if array.flags.writeable else np.asarray(_Lent(array)))
         if self._stream is not None:
