@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from panel_helpers import wait_for, write_model
 
+from workbench.cli.build import add_arguments
 from workbench.errors import InvalidRequest
 from workbench.profiling import MeasureOptions
 from workbench.session.kernel import Engine
@@ -138,6 +142,86 @@ def test_a_form_is_built_loaded_and_chosen(tmp_path: Path) -> None:
         assert "AOTInductor compiles a torch module" in form.said.value
         assert not (repository / "scores_aoti").exists()
         panel.close()
+
+
+def shown_rows(form: Any) -> set[str]:
+    """Which of the rows for some targets are to be seen."""
+    rows = {"shapes": form.shapes_row, "calibration": form.calib_row}
+    return {name for name, row in rows.items() if row.layout.display != "none"}
+
+
+def test_what_only_some_targets_take_appears_with_them(tmp_path: Path) -> None:
+    write_perceptron(tmp_path / "models", "scores")
+    with Engine(tmp_path / "models") as server:
+        form = server.panel("compare", store=None)._form
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        command_line = {action.dest: action.help for action in parser._actions}
+        fields = {**form.shapes, "calib": form.calib}
+        assert list(fields) == ["minShapes", "optShapes", "maxShapes", "calib"]
+        for option, field in fields.items():
+            assert field.tooltip == f"--{option}: {command_line[option]}"
+        found = {}
+        for target in form.target.options:
+            form.target.value = target
+            form.precision.value = precision = form.precision.options[-1][1]
+            found[target] = (precision, shown_rows(form))
+        assert found == {
+            "tensorrt": ("int8", {"shapes", "calibration"}), "onnx": ("int8", {"calibration"}),
+            "openvino": ("int8", {"calibration"}), "torchscript": ("", set()), "aoti": ("", set()),
+        }  # fmt: skip
+        form.target.value, form.precision.value = "onnx", "fp16"
+        assert shown_rows(form) == set()
+
+
+def test_int8_is_calibrated_on_the_file_that_is_named(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    write_perceptron(repository, "scores")
+    rows = np.linspace(-1e4, 1e4, 16, dtype=np.float32).reshape(4, 4)
+    np.savez(tmp_path / "wide.npz", x=rows)
+    (tmp_path / "wide.json").write_text(json.dumps({"data": [{"x": row.tolist()} for row in rows]}))
+    np.savez(tmp_path / "other.npz", z=rows)
+    with Engine(repository) as server:
+        form = server.panel("compare", store=None)._form
+        form.target.value, form.precision.value = "onnx", "int8"
+
+        def built(name: str, file: str) -> bytes | None:
+            form.name.value, form.calib.value = name, file
+            form.start(wait=True)
+            path = repository / name / "1" / "model.onnx"
+            return path.read_bytes() if path.is_file() else None
+
+        own, wide, same = built("own", ""), built("wide", str(tmp_path / "wide.npz")), built(
+            "same", str(tmp_path / "wide.json"))  # fmt: skip
+        assert own is not None
+        assert wide is not None
+        assert same == wide, "the same rows in another form"
+        assert own != wide, "the ranges are those of the rows that were given"
+        wrong = {
+            "nowhere.npz": "there is no file", "other.npz": "the model has no input",
+            "models": "input &#x27;x&#x27; is missing", "models/scores/config.pbtxt": "holds no example inputs",
+        }  # fmt: skip
+        for file, text in wrong.items():
+            assert built("bad", str(tmp_path / file)) is None
+            assert text in form.said.value
+
+
+def test_shapes_go_to_the_engine(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    write_perceptron(repository, "scores")
+    with Engine(repository) as server:
+        form = server.panel("compare", store=None)._form
+        form.target.value, form.name.value = "tensorrt", "engine"
+        form.shapes["optShapes"].value = "x=2x4"
+        form.start(wait=True)
+        assert "--optShapes has &#x27;x=2x4&#x27;, which is no shape" in form.said.value
+        assert not (repository / "engine").exists()
+        pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+        form.shapes["minShapes"].value, form.shapes["optShapes"].value, form.shapes["maxShapes"].value = (
+            "x:1x4", "x:2x4", "x:3x4",
+        )  # fmt: skip
+        form.start(wait=True)
+        assert "--minShapes=x:1x4 --optShapes=x:2x4 --maxShapes=x:3x4" in form.built.trtexec
 
 
 def test_a_build_can_be_stopped(tmp_path: Path) -> None:

@@ -22,6 +22,17 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 Shapes = Mapping[str, Sequence[int]]
 """Input -> shape, the batch dimension included."""
 
+SHAPES_HELP = {
+    option: f"{what} shapes with the batch dimension: x:1x3,y:1x16 (default: from the example inputs)"
+    for option, what in (("minShapes", "smallest"), ("optShapes", "usual"), ("maxShapes", "largest"))
+}
+"""What each option for shapes is."""
+CALIB_HELP = "other example inputs to calibrate int8 with"
+SHAPED: tuple[Target, ...] = ("tensorrt",)
+"""The targets that take shapes."""
+CONVERTED: tuple[Target, ...] = ("tensorrt", "onnx", "openvino")
+"""The targets that take a precision; the others keep the module's own."""
+
 _UNITS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -77,7 +88,7 @@ class BuildOptions:
             raise InvalidRequest(
                 "give one of --fp16, --bf16 and --int8", hint="int8 leaves what is not quantized in FP32"
             )
-        if target != "tensorrt":
+        if target not in SHAPED:
             only = {
                 "--noTF32": self.no_tf32, "--minShapes, --optShapes, --maxShapes": bool(self.profiles),
                 "--useCudaGraph": self.use_cuda_graph, "--memPoolSize": bool(self.mem_pool_size),
@@ -91,7 +102,7 @@ class BuildOptions:
                 raise InvalidRequest(
                     f"{given[0]} is TensorRT's: --to {target} has no use for it", hint="leave it out, or --to tensorrt"
                 )
-        if target in ("torchscript", "aoti") and (self.fp16 or self.bf16 or self.int8):
+        if target not in CONVERTED and (self.fp16 or self.bf16 or self.int8):
             raise InvalidRequest(
                 f"--to {target} keeps the module's own precision",
                 hint="convert the module before: module.half(), module.to(torch.bfloat16)",
