@@ -226,6 +226,29 @@ def test_runs_of_other_sweeps_files_and_devices_are_told_apart(folder: Path, tmp
     assert choose(points[1:]).point.throughput == 200.0
 
 
+def test_of_two_measurements_of_a_point_the_later_is_kept_in_whatever_order_they_are_named(
+    folder: Path, tmp_path: Path
+) -> None:
+    shard = read_shard(folder / "shard-0.json", open_target)
+    store = RunStore(tmp_path / "runs")
+
+    def stored(throughput: float, started: str) -> str:
+        point = Point(
+            model="double", load=shard.loads[0], settings={DELAY: 0}, valid=True, stable=True, n=100,
+            throughput=throughput, started=started, environment={"device": "a processor"},
+        )  # fmt: skip
+        loads = [load.to_json() for load in shard.loads]
+        with store.create("shard", model="double", grid=GRID, loads=loads) as run:
+            write_point(run, point, "k1")
+            run.finish()
+            return run.id
+
+    early, late = stored(100.0, "2026-12-01T08:00:00+00:00"), stored(200.0, "2026-12-01T09:00:00+00:00")
+    for runs in ([early, late], [late, early]):
+        with store.open(merge_runs(store, runs).run_id) as run:
+            assert [point["throughput"] for point in run.points()] == [200.0]
+
+
 def test_the_job_has_a_pod_a_shard_and_one_a_machine(server: WorkbenchServer, tmp_path: Path) -> None:
     import yaml
 
