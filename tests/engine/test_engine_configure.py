@@ -43,6 +43,25 @@ def test_an_edit_is_in_force_at_once_and_touches_no_file(repository: Path, make_
     assert engine.snapshot().version("double").config_epoch == 2
 
 
+@pytest.mark.parametrize("count", [0, -3])
+def test_a_count_below_one_is_tritons_default_and_said(repository: Path, make_engine: Any, count: int) -> None:
+    """As real Triton takes it, but not without a word: when it is applied, and when it is loaded."""
+    text = f"instance_group[0].count of model 'double' is {count}: for a count below 1 Triton takes its default, which"
+    engine = make_engine(repository)
+    result = engine.configure("double", [Edit("instance_group[0].count", "set", count)])
+    assert result.config["instance_group"][0]["count"] == 2
+    assert [reason for reason in result.reasons if text in reason] == [f"{text} is 2 here"]
+    engine.save("double")
+    engine = make_engine(repository)
+    said = [event.text for event in engine.events.after() if event.level == "warning"]
+    assert f"{text} is 2 here" in said
+    for right in (1, 2):
+        assert not any(
+            text[:60] in reason
+            for reason in engine.configure("double", [Edit("instance_group[0].count", "set", right)]).reasons
+        )
+
+
 def test_nothing_changes_with_an_equal_value_or_in_a_dry_run(repository: Path, make_engine: Any) -> None:
     engine = make_engine(repository)
     result = engine.configure("double", [Edit(DELAY, "set", 0)])

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.config.findings import Fix
 from workbench.config.lint_checker import Checker, removal
-from workbench.config.normalization import SEQUENCE_IDLE_DEFAULT_MICROSECONDS
+from workbench.config.normalization import SEQUENCE_IDLE_DEFAULT_MICROSECONDS, default_count
 from workbench.config.path import Edit
 from workbench.config.schema import pb
 
@@ -162,14 +162,28 @@ def _instances(check: Checker) -> None:
     kinds = pb().ModelInstanceGroup
     for index, group in enumerate(check.message.instance_group):
         path = f"instance_group[{index}]"
-        if group.count == 0 and group.kind == kinds.KIND_CPU and check.backend in ("onnxruntime", "tensorflow"):
-            text = "no count, or 0, is 2 instances on the CPU with this backend; write the number that is meant"
-            check.say("instance-count", f"{path}.count", text)
+        if group.count < 1:
+            _below_one(check, group, f"{path}.count")
         if len(group.gpus) > 1 and group.count > 1 and group.kind != kinds.KIND_CPU:
             total = group.count * len(group.gpus)
             text = f"count is for each GPU: {group.count} x {len(group.gpus)} GPUs are {total} instances"
             check.say("instance-count", f"{path}.count", text)
     _threads(check)
+
+
+def _below_one(check: Checker, group: Any, path: str) -> None:
+    """A count that is no number of instances: Triton takes its default for it."""
+    kinds = pb().ModelInstanceGroup
+    on_cpu, taken = default_count(check.backend, kinds.KIND_CPU), default_count(check.backend, group.kind)
+    if not group.count and group.kind == kinds.KIND_CPU and on_cpu > 1:
+        text = f"no count, or 0, is {on_cpu} instances on the CPU with this backend; write the number that is meant"
+        check.say("instance-count", path, text)
+    elif check.document.locate(path) is not None:
+        open_kind = group.kind == kinds.KIND_AUTO and on_cpu != taken  # then it depends on the machine
+        which = f"{taken}, or {on_cpu} on the CPU with this backend" if open_kind else str(taken)
+        text = f"count is {group.count}: for one below 1 Triton takes its default, {which}"
+        fix = Fix(f"Set count to {taken}", (Edit(path, "set", taken),))
+        check.say("instance-count", path, text, None if open_kind else fix, "warning")
 
 
 _THREADS = {

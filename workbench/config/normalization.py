@@ -148,6 +148,11 @@ def _prefer_largest(batching: Any, max_batch_size: int) -> None:
         batching.preferred_batch_size.append(max_batch_size)
 
 
+def default_count(backend: str, kind: int) -> int:
+    """The instances of a group whose count is below 1; ``kind`` is its own, not KIND_AUTO."""
+    return 2 if kind == pb().ModelInstanceGroup.KIND_CPU and backend in ("onnxruntime", "tensorflow") else 1
+
+
 def _normalize_groups(out: Message, gpus: Sequence[int]) -> None:
     kinds = pb().ModelInstanceGroup
     if not out.instance_group:
@@ -159,7 +164,6 @@ def _normalize_groups(out: Message, gpus: Sequence[int]) -> None:
             usable = bool(gpus) and all(each in gpus for each in group.gpus)
             group.kind = kinds.KIND_GPU if usable else kinds.KIND_CPU
         if group.count < 1:
-            twice = group.kind == kinds.KIND_CPU and out.backend in ("onnxruntime", "tensorflow")
-            group.count = 2 if twice else 1
+            group.count = default_count(out.backend, group.kind)
         if group.kind == kinds.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)

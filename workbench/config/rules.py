@@ -304,8 +304,9 @@ _BATCHING = {
     ),
     "instance-count": Rule(
         "hint",
-        "Without a count, or with 0, a group has one instance; two on the CPU with ONNX Runtime or TensorFlow. On GPUs "
-        "count is for each GPU of the group.",
+        "Without a count, or with one below 1, a group has one instance; two on the CPU with ONNX Runtime or "
+        "TensorFlow. On GPUs count is for each GPU of the group.",
+        "writes the number that Triton takes",
     ),
     "too-many-threads": Rule(
         "warning",

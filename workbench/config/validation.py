@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from workbench.config.document import ConfigDocument
 from workbench.config.normalization import backend_of_platform
 from workbench.config.problem import Problem
 from workbench.config.schema import Message, enum_name, pb
@@ -275,6 +276,25 @@ def warnings(message: Message) -> Iterator[Problem]:
 
 
 # instance groups
+
+
+def counts_below_one(document: ConfigDocument, normalized: Message) -> Iterator[Problem]:
+    """The counts that are written and are no number of instances: Triton takes its default for them, without a word.
+
+    Args:
+        document: the configuration as written.
+        normalized: the same after ``complete_backend`` and ``normalize``, which has what is taken.
+    """
+    for index, (group, taken) in enumerate(
+        zip(document.message.instance_group, normalized.instance_group, strict=False)
+    ):
+        path = f"instance_group[{index}].count"
+        if group.count < 1 and document.locate(path) is not None:
+            text = (
+                f"{path} of model '{normalized.name}' is {group.count}: for a count below 1 Triton takes its default, "
+                f"which is {taken.count} here"
+            )
+            yield Problem(path, text)
 
 
 def instance_group_problems(

@@ -175,7 +175,7 @@ class Configurator:
             model=entry.name,
             epoch=entry.epoch,
             change_class=change.kind,
-            reasons=change.reasons,
+            reasons=(*change.reasons, *polled.notes()),
             triton=change.triton,
             diff=saved.diff(document),
             took_ms=(self._core.clock() - started) / 1e6,

@@ -16,7 +16,7 @@ from workbench.backends.base import Backend, ModelContext, ModelDescription
 from workbench.backends.search import PYTHON_RUNTIME
 from workbench.config import ConfigDocument, to_json
 from workbench.config.normalization import DEFAULT_MAX_BATCH_SIZE, complete_backend, normalize
-from workbench.config.validation import validate, warnings
+from workbench.config.validation import counts_below_one, validate, warnings
 from workbench.engine.completion import complete_from_description
 from workbench.engine.devices import Gpus
 from workbench.engine.host import ModelHost
@@ -45,6 +45,11 @@ class Polled:
             name = self.source.name
             yield f"version {number} is specified for model '{name}', but the version directory is not present"
         yield from (problem.message for problem in warnings(self.config))
+        yield from self.notes()
+
+    def notes(self) -> Iterator[str]:
+        """What is taken in another way than it is written, which Triton does without a word."""
+        yield from (problem.message for problem in counts_below_one(self.document, self.config))
 
 
 def poll_config(
