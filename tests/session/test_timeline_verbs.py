@@ -112,7 +112,7 @@ def test_an_ensembles_waterfall_has_its_steps(pipeline: Server) -> None:
     assert [(bar.kind, bar.model) for bar in found.data.bars][:3] == [
         ("request", "pipeline"), ("child", "first"), ("child", "second"),
     ]  # fmt: skip
-    assert "Its steps took" in found.sentence
+    assert "its steps took" in found.sentence.lower()
     data = pipeline.timeline("pipeline").data
     assert {model for model, _ in data.instances} == {"first", "second"}
     kept = Timeline.of_records(pipeline.record_columns(), model="pipeline")
