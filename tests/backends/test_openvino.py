@@ -221,6 +221,18 @@ def test_auto_completion(tmp_path: Path) -> None:
     assert lines[-1] == "model layout for model m does not support batching while non-zero max_batch_size is specified"
 
 
+def test_a_complete_configuration_that_batches_is_no_reason_to_warn(tmp_path: Path) -> None:
+    """Few files have layouts, and nothing is guessed where inputs and outputs are written."""
+    told: list[tuple[str, str]] = []
+    folder = write(tmp_path / "m", scale(), config(parameters=PADDED))
+    made = _context(tmp_path, (folder / "config.pbtxt").read_text(), [])
+    made.host.log = lambda level, line, **more: told.append((level, line))  # type: ignore[method-assign]
+    OpenVinoBackend().auto_complete(made)
+    OpenVinoBackend().open(made)
+    assert {level for level, _ in told} == {"info"}
+    assert any("says of no axis that it is the batch" in line for _, line in told)
+
+
 @pytest.mark.parametrize(
     "case", ["bad_input_dims", "bad_output_dims", "too_few_inputs", "too_many_inputs", "unknown_output"]
 )

@@ -89,6 +89,19 @@ def test_names(opened: Open, inputs: tuple[str, str], outputs: tuple[str, str], 
     assert bool(told) is warned, model.host.lines
 
 
+class Doubled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_of_a_single_output_any_name_is_right(opened: Open) -> None:
+    """There is nothing that it could be taken for: no warning."""
+    model = opened(Doubled(), io("x", outputs=("embedding",)))
+    (got,) = model.batch([{"x": row(1, 2, 3, 4)}])
+    assert got["embedding"].data.tolist() == [[2, 4, 6, 8]]
+    assert not [line for line in model.host.lines if "strict ordering" in line]
+
+
 class Dictionary(torch.nn.Module):
     def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
         return given["a"] - given["b"]

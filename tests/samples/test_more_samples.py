@@ -100,6 +100,13 @@ def test_basic_pitch_hears_the_chord(engine: InferenceEngine, more: Path, name: 
     engine.load(name)
     (chord,) = examples(more / name, engine, batch_size=1)
     assert notes_heard(ask(engine, name, chord)) == set(CHORD_MIDI)
+    assert warnings_of(engine, name) == []
+
+
+def warnings_of(engine: InferenceEngine, name: str) -> list[str]:
+    """What the log has against a model."""
+    events = [event for event in engine.events.after() if event.model == name]
+    return [event.text for event in events if event.level in ("warning", "error")]
 
 
 def test_a_savedmodel_where_tensorflow_is_not_installed(
@@ -164,6 +171,7 @@ def test_minilm_by_openvino(tmp_path: Path) -> None:
         snapshot = engine.snapshot()
         assert snapshot.version("minilm_ov").details["precision"] == "f32"
         in_bf16 = snapshot.version("minilm_ov_bf16").details["precision"] == "bf16"
+        assert [warnings_of(engine, name) for name in ("minilm_ov", "minilm_ov_bf16")] == [[], []]
         for rows in (1, 8):
             for inputs in examples(tmp_path / "minilm", engine, batch_size=rows, count=3):
                 wanted = ask(engine, "minilm", inputs)

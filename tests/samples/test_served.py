@@ -63,6 +63,10 @@ def test_every_model_loads_and_answers_its_examples(engine: InferenceEngine, rep
             assert tensor.shape[0] == batch_size
 
 
+def test_no_sample_is_warned_of(engine: InferenceEngine, repository: Path) -> None:
+    assert [event.text for event in engine.events.after() if event.level in ("warning", "error")] == []
+
+
 def test_tokenizer_answers_do_not_depend_on_company(engine: InferenceEngine, repository: Path) -> None:
     reference = Tokenizer.from_file(str(repository / "tokenizer" / "1" / "tokenizer.json"))
     reference.no_padding()

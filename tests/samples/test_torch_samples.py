@@ -47,6 +47,8 @@ def served(root: Path, names: list[str]) -> Iterator[InferenceEngine]:
 def test_minilm_is_the_same_in_all_forms(tmp_path: Path) -> None:
     for engine in served(tmp_path, ["minilm", *FORMS]):
         assert not [finding for file in lint(tmp_path, triton_release="26.04") for finding in file.findings]
+        warned = [event.text for event in engine.events.after() if event.level == "warning"]
+        assert [text for text in warned if "minilm_aoti" not in text] == []
         for name in FORMS:
             config = engine.model_config(name)
             specs = [(item.name, config_datatype(item), list(item.dims)) for item in config.input]

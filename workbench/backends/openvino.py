@@ -56,7 +56,7 @@ class OpenVinoBackend:
         config = type(context.config)()
         config.CopyFrom(context.config)
         model = _read(context, ov.Core())
-        complete(config, model, DEFAULT_MAX_BATCH_SIZE, lambda text: None)
+        complete(config, model, DEFAULT_MAX_BATCH_SIZE, lambda level, text: None)
         return ModelDescription(
             tensor_specs(model.inputs, "input"), tensor_specs(model.outputs, "output"), config.max_batch_size > 0
         )
@@ -66,7 +66,7 @@ class OpenVinoBackend:
         config = type(context.config)()
         config.CopyFrom(context.config)
         default = int(context.backend_config.get("default-max-batch-size", DEFAULT_MAX_BATCH_SIZE))
-        complete(config, _read(context, ov.Core()), default, lambda text: _log(context, "warning", text))
+        complete(config, _read(context, ov.Core()), default, lambda level, text: _log(context, level, text))
         return config
 
     def open(self, context: ModelContext) -> LoadedModel:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openvino as ov
 from numpy.typing import NDArray
 from openvino import layout_helpers
 from openvino.preprocess import PrePostProcessor
 
+from workbench.backends._child.fitting import shape_text
 from workbench.backends.base import TensorSpec
-from workbench.backends.fit import config_datatype, shape_text
+from workbench.backends.fit import config_datatype
 from workbench.backends.openvino_config import PRECISION, Settings
 from workbench.errors import BackendError, InternalError, InvalidRequest
 
@@ -88,27 +89,41 @@ def signed_shape(shape: ov.PartialShape) -> tuple[int, ...]:
     return tuple(dim.get_length() if dim.is_static else -1 for dim in shape)
 
 
-def complete(config: Any, model: ov.Model, default_max_batch_size: int, warn: Callable[[str], None]) -> None:
+def complete(
+    config: Any, model: ov.Model, default_max_batch_size: int, tell: Callable[[Literal["info", "warning"], str], None]
+) -> None:
     """Fills a configuration in place by the rules of Triton's backend.
 
     A model batches where the layout of each input and output has a batch axis, which few files say. Inputs and outputs
     are filled where there are none, with every dimension -1 as soon as one is not fixed: Triton's validation then
     refuses those that are, so that a model with a variable shape takes a written configuration.
+
+    ``tell`` is given a level and a line for the log. That no layout has a batch axis, of which Triton warns always, is
+    a warning only where something is completed: a configuration that gives its inputs and outputs says it all.
     """
     ports = (*model.inputs, *model.outputs)
     if all(layout_helpers.has_batch(layout_helpers.get_layout(port)) for port in ports):
         if config.max_batch_size == 0:
             config.max_batch_size = max(default_max_batch_size, 1)
-            warn(
+            tell(
+                "warning",
                 f"autofilled max_batch_size to {config.max_batch_size} for model '{config.name}' since batching is "
                 "supported but no max_batch_size is specified in model configuration. Must specify max_batch_size to "
-                "utilize autofill with a larger max batch size"
+                "utilize autofill with a larger max batch size",
             )
         if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
             config.dynamic_batching.SetInParent()
+    elif config.max_batch_size != 0 and config.input and config.output:
+        tell(
+            "info",
+            f"the file of model '{config.name}' says of no axis that it is the batch: it is the first, as the "
+            "configuration has it (real Triton warns that the layout does not support batching, and does the same)",
+        )
     elif config.max_batch_size != 0:
-        warn(
-            f"model layout for model {config.name} does not support batching while non-zero max_batch_size is specified"
+        tell(
+            "warning",
+            f"model layout for model {config.name} does not support batching while non-zero max_batch_size is "
+            "specified",
         )
     for items, found, kind in ((config.input, model.inputs, "input"), (config.output, model.outputs, "output")):
         if items:

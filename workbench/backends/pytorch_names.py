@@ -33,7 +33,8 @@ class Places:
 def find_places(config: Any, arguments: Sequence[Argument], warn: Callable[[str], None]) -> Places:
     """Finds the place of every configured tensor.
 
-    ``arguments`` are those of ``forward`` without ``self``; ``warn`` is told where only the order of names is left.
+    ``arguments`` are those of ``forward`` without ``self``; ``warn`` is told where only the order of names is left, and
+    there are several: of a single one Triton warns, too, although it has one place only.
 
     Raises:
         InvalidRequest, InternalError: the configuration does not fit ``forward`` (Triton's texts).
@@ -102,6 +103,8 @@ def _convention(
         convention = "forward argument"
     elif (stray := next((name for name in names if _index_of(name) < 0), None)) is not None:
         convention = "order"
+        if len(names) == 1:
+            warn = _nobody
         rule = "are neither forward arguments nor" if kind == "input" else "do not"
         warn(
             f"{kind} '{stray}' or previous {kind}(s) of the model '{config.name}' {rule} follow the <name>__<index> "
@@ -118,6 +121,10 @@ def _convention(
         if _index_of(name) < 0:
             raise InvalidRequest(f"{head}state '{name}' does not follow the <name>__<index> naming convention. ")
     return convention
+
+
+def _nobody(text: str) -> None:
+    """Nobody is told."""
 
 
 def _index_of(name: str) -> int:

@@ -213,7 +213,7 @@ class TritonPythonModel:
             found, told = torch_names.indices(names, leaves, own, what)
         except torch_names.NamesError as error:
             raise pb_utils.TritonModelException(f"unable to load model '{self._name}': {error}") from None
-        if not told:
+        if not told and len(names) > 1:
             pb_utils.Logger.log_warn(f"the names of the {what}s of '{self._name}' say nothing: taken in their order")
         return found
 
