@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import select
 import socket
 import struct
 import threading
@@ -21,6 +22,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from workbench.server import RunningServer, ServerOptions
 from workbench.server.grpc_options import GrpcLimits, GrpcOptions
+from workbench.server.http import HttpLimits
 from workbench.server.unpacking import AT_ONCE, EITHER, GZIP, ZLIB, Broken, Unpacking
 
 LARGE = 8 << 20
@@ -316,6 +318,38 @@ def test_a_body_that_nobody_waits_for_is_left_where_it_is(served: RunningServer,
     assert answer.getresponse().status == 200
     answer.close()
     assert gate.ends == [len(whole)]
+
+
+def test_packed_bodies_wait_for_memory(tmp_path: Any, start: Any) -> None:
+    """Each is small as it comes, and large until it is answered: no more of them are taken than there is room for."""
+    size, count = 4 << 20, 8
+    limits = HttpLimits(memory=2 * size + (1 << 20))
+    tensor = (
+        f'{{"name": "IN", "datatype": "FP32", "shape": [{size // 4}], "parameters": {{"binary_data_size": {size}}}}}'
+    )
+    head = f'{{"inputs": [{tensor}], "outputs": [{{"name": "OUT", "parameters": {{"binary_data": true}}}}]}}'.encode()
+    body = gzip.compress(head + bytes(size))
+    assert len(body) < 64 * 1024
+    headers = {"Content-Encoding": "gzip", "Inference-Header-Content-Length": str(len(head))}
+    options = ServerOptions(name="small", exit_timeout_s=5.0, limits=limits)
+    with start(write_models(tmp_path), options) as server:
+        clients = [HTTPConnection(server.http_url.removeprefix("http://"), timeout=20) for _ in range(count + 1)]
+        for client in clients:
+            client.request("POST", "/v2/models/slow/infer", body, headers)
+        clients.pop().close()  # who leaves does not keep his place
+        done, most = 0, 0
+        while done < count:
+            version = server.engine.snapshot().version("slow")
+            most = max(most, version.pending + version.running)
+            readable, _, _ = select.select([client.sock for client in clients], [], [], 0.01)
+            for client in [each for each in clients if each.sock in readable]:
+                answer = client.getresponse()
+                assert (answer.status, len(answer.read()) > size) == (200, True)
+                client.close()
+                clients.remove(client)
+                done += 1
+        assert 1 <= most <= 2
+        wait_for(lambda: server._listeners[0].bodies.used == 0)
 
 
 # -- bit by bit --------------------------------------------------------------------------------------------------------

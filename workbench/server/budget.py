@@ -161,3 +161,46 @@ class Share:
         """Nothing is needed any more."""
         self.waiting = 0
         self._budget.release(self, self.reserved)
+
+
+class Bodies(Budget[Share]):
+    """What the bodies of all connections may take together, and what packed ones unpack to.
+
+    A packed body is here when it asks for its room, which it does not get while others that were unpacked are not
+    answered and there is too little left. Where none is it gets it whatever there is: all the memory may be with bodies
+    that wait like it.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._packed: dict[Holding, tuple[int, Callable[[], None]]] = {}  # wait, in their order
+        self._plain: dict[Holding, int] = {}  # bytes of those that may be unpacked, until they are answered
+
+    def unpack(self, request: Holding, most: int, then: Callable[[], None]) -> None:
+        """Calls ``then`` when a request's body may unpack to ``most`` bytes: now or later, never when it is let go."""
+        self._packed[request] = most, then
+        self._grant()
+
+    def unpacked(self, request: Holding, size: int) -> None:
+        """It has unpacked to so many bytes, and no more."""
+        if request in self._plain:
+            self.used += size - self._plain[request]
+            self._plain[request] = size
+            self._grant()
+
+    def let_go(self, request: Holding) -> None:
+        """It has been answered, or given up."""
+        self._packed.pop(request, None)
+        self.used -= self._plain.pop(request, 0)
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._packed:
+            request, (most, then) = next(iter(self._packed.items()))
+            if self._plain and self.used + most > self.size:
+                break
+            del self._packed[request]
+            self._plain[request] = most
+            self.used += most
+            then()
+        super()._grant()

@@ -59,6 +59,8 @@ class HttpConnection(Turns, asyncio.Protocol):
         if self._stream is not None:
             self._stream.close()
         self._abandon()
+        if self._current is not None and self._current.unpacks:
+            self.server.bodies.let_go(self._current)
         self._current = self._incoming = self._parser = None
         self._first, self._body = b"", Body()  # what had come is not kept until the collector looks
         self._share.close()

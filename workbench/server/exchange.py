@@ -43,6 +43,12 @@ class Line(Protocol):
     def end_stream(self, stream: Stream) -> None:
         """An answer in pieces is over."""
 
+    def unpack(self, exchange: Exchange, most: int, then: Callable[[], None]) -> None:
+        """Calls ``then`` when there is memory for what a packed body unpacks to, at most ``most`` bytes."""
+
+    def unpacked(self, exchange: Exchange, size: int) -> None:
+        """It has unpacked to so many bytes."""
+
 
 class Answered(Protocol):
     """What waits for an answer: an exchange, or a call over gRPC."""
@@ -83,6 +89,7 @@ class Exchange:
         "query",
         "received",
         "refusal",
+        "unpacks",
         "wire",
     )
 
@@ -100,6 +107,7 @@ class Exchange:
         self.refusal: tuple[int, str] | None = None
         self.received = 0  # bytes of the request, head and body
         self.held = 0  # of the memory for bodies
+        self.unpacks = False  # has some for what its body unpacks to, or waits for it
         self.wire: WireCount | None = None
         self.answered = False
 
@@ -124,6 +132,14 @@ class Exchange:
     def client(self) -> str:
         """The address of the other side."""
         return self._connection.peer
+
+    def unpack(self, most: int, then: Callable[[], None]) -> None:
+        """Calls ``then`` when there is memory for what the body unpacks to, at most ``most`` bytes: now or later."""
+        self._connection.unpack(self, most, then)
+
+    def unpacked(self, size: int) -> None:
+        """The body has unpacked to so many bytes, which are kept until the answer."""
+        self._connection.unpacked(self, size)
 
     def respond(
         self,

@@ -13,7 +13,7 @@ import fcntl
 import struct
 import termios
 
-from workbench.server.budget import Budget, Share
+from workbench.server.budget import Bodies
 from workbench.server.connection import HttpConnection
 from workbench.server.exchange import JSON, Application, Exchange, Stream, error_body
 from workbench.server.http_limits import MAX_BODY_BYTES, PROGRESS_BYTES, HttpLimits
@@ -116,7 +116,7 @@ class HttpServer(Listener[HttpConnection]):
         self.application = application
         self.limits = limits or HttpLimits()
         self.max_chunked_bytes = max_chunked_bytes
-        self.bodies: Budget[Share] = Budget(self.limits.memory)
+        self.bodies = Bodies(self.limits.memory)
         self.unread: Unread[CountedConnection] = Unread(self.limits.answers)
         self._cut_told_at = -_TELL_S
         self._connection = NamingConnection if name_headers else CountedConnection

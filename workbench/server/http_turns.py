@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from workbench.protocol.binary import Buffer
-from workbench.server.budget import Budget, Share
+from workbench.server.budget import Bodies, Share
 from workbench.server.exchange import Application, Exchange, Stream
 from workbench.server.heads import answer_head, stream_head
 from workbench.server.http_limits import HttpLimits
@@ -25,7 +25,7 @@ class Server(Protocol):
     application: Application
     loop: asyncio.AbstractEventLoop
     limits: HttpLimits
-    bodies: Budget[Share]
+    bodies: Bodies
     connections: set[Any]
     closing: bool
     sweep_s: float
@@ -158,6 +158,16 @@ class Turns(ABC):
         self._stream = None
         self._finish(stream.exchange, stream.keep and not self.server.closing)
 
+    def unpack(self, exchange: Exchange, most: int, then: Callable[[], None]) -> None:
+        """See ``Exchange.unpack``."""
+        if self.transport is not None:
+            exchange.unpacks = True
+            self.server.bodies.unpack(exchange, most, then)
+
+    def unpacked(self, exchange: Exchange, size: int) -> None:
+        """See ``Exchange.unpacked``."""
+        self.server.bodies.unpacked(exchange, size)
+
     def sent(self, size: int) -> None:
         """Bytes of the current request's answer were written."""
         self._written += size
@@ -169,6 +179,8 @@ class Turns(ABC):
         self._current = None
         if exchange.held:
             self._share.give_back(exchange)
+        if exchange.unpacks:
+            self.server.bodies.let_go(exchange)
         if not keep:
             self._deaf = True
             self._waiting.clear()

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.engine.validation import DECOUPLED
-from workbench.errors import BackendError, InternalError, InvalidRequest, Unsupported
+from workbench.errors import BackendError, InternalError, InvalidRequest, NotReady, Unsupported
 from workbench.protocol.binary import Buffer
 from workbench.protocol.forms import LARGEST, Forms, encode_plain
 from workbench.protocol.http_codec import (
@@ -40,6 +40,7 @@ OFF_LOOP_BYTES = 1024 * 1024
 """Bodies of JSON above this are read and written on a thread (DESIGN 3)."""
 
 OCTETS = "application/octet-stream"
+_MOST_RATIO = 1032  # no byte unpacks to more
 _COMPRESS_ON_LOOP = 128 * 1024
 _OFF_LOOP_ELEMENTS = 64 * 1024
 
@@ -139,6 +140,8 @@ class InferEndpoint:
         def submit(request: DecodedRequest) -> None:
             if exchange.gone:
                 return
+            if unpacking is not None and is_long:
+                exchange.unpacked(unpacking.size)
             request.client, request.front = exchange.client, "http"
             self._forwarding.add(request, exchange.named_headers)
             self._submit(exchange, request, config)
@@ -146,7 +149,10 @@ class InferEndpoint:
         is_long = len(exchange.body) > (AT_ONCE if packed else OFF_LOOP_BYTES)
         if unpacking is not None and not is_long:
             is_long = not is_small(unpacking)
-        if is_long or (self.memory.largest > OFF_LOOP_BYTES and b'"shared_memory_region"' in bytes(exchange.body)):
+        if unpacking is not None and is_long:
+            most = min(self.max_input_size + 1, _MOST_RATIO * len(exchange.body))
+            exchange.unpack(most, lambda: self.off_loop(exchange, read, submit))
+        elif is_long or (self.memory.largest > OFF_LOOP_BYTES and b'"shared_memory_region"' in bytes(exchange.body)):
             self.off_loop(exchange, read, submit)
         else:
             submit(read())
@@ -170,7 +176,12 @@ class InferEndpoint:
                 exchange.fail(error)
 
         loop = exchange.loop
-        self.threads.submit(work).add_done_callback(done)
+        try:
+            future = self.threads.submit(work)
+        except RuntimeError:  # it has waited for memory until nobody works any more
+            exchange.fail(NotReady("the server stops"))
+            return
+        future.add_done_callback(done)
 
     def _submit(self, exchange: Exchange, request: DecodedRequest, config: Any) -> None:
         exchange.body = b""
