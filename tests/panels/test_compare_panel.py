@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from panel_helpers import wait_for, write_model
 
 from workbench.cli.build import add_arguments
-from workbench.errors import InvalidRequest
+from workbench.errors import InvalidRequest, NotFound
 from workbench.profiling import MeasureOptions
 from workbench.session.kernel import Engine
 
@@ -54,6 +54,19 @@ def test_a_click_compares_and_shows_speed_and_drift(shown: Any, tmp_path: Path) 
     assert len(list((tmp_path / "runs").iterdir())) == 1
     assert "quick" in shown.to_html()
     assert repr(shown) == repr(shown.result)
+
+
+def test_a_model_is_the_reference_and_the_one_that_a_form_is_built_of(server: Any) -> None:
+    panel = server.panel("compare", model="slow", store=None)
+    try:
+        assert panel._models.value == ("quick", "slow")
+        assert panel._reference.value == "slow"
+        assert panel._form.model.value == "slow"
+    finally:
+        panel.close()
+    for asked in ({"model": "slwo"}, {"models": ["slow", "slwo"]}):
+        with pytest.raises(NotFound, match="there is no model 'slwo'"):
+            server.panel("compare", **asked)
 
 
 def test_a_result_is_shown_at_once_with_its_models_and_load(server: Any, tmp_path: Path) -> None:

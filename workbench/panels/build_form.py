@@ -44,11 +44,13 @@ class BuildForm:
         server: has the model, and loads what is built; without its files on this machine the row says so.
         lock: held while widgets are touched.
         on_built: told the name of a form that is loaded.
+        model: preset.
     """
 
     def __init__(
-        self, server: Server, lock: AbstractContextManager[Any], names: list[str], on_built: Callable[[str], None]
-    ) -> None:
+        self, server: Server, lock: AbstractContextManager[Any], names: list[str], on_built: Callable[[str], None],
+        *, model: str = "",
+    ) -> None:  # fmt: skip
         self._server = server
         self._lock = lock
         self._on_built = on_built
@@ -56,6 +58,8 @@ class BuildForm:
         self._thread: threading.Thread | None = None
         self.built: Built | None = None
         self.model = _field(W.Dropdown(options=names), "190px", "the model that it is built of")
+        if model in names:
+            self.model.value = model
         self.target = _field(W.Dropdown(options=TARGETS, value="openvino"), "120px", "what it becomes")
         self.precision = _field(W.Dropdown(options=_PRECISIONS), "100px", "of what it computes in")
         self.name = _field(W.Text(placeholder="name (or a suffix)"), "160px", "what it is called")
@@ -77,7 +81,8 @@ class BuildForm:
         self.stop.on_click(lambda _: self.end())
         self.box = W.VBox([
             W.HBox(
-                [W.HTML("<b>Build another form</b>"), self.model, self.target, self.precision, self.name, self.run,
+                [W.HTML("<b>Build another form</b>", layout=W.Layout(margin="0 8px 0 0")),
+                 self.model, self.target, self.precision, self.name, self.run,
                  self.stop, self.said],
                 layout=W.Layout(width="100%", align_items="center"),
             ),

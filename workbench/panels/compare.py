@@ -12,7 +12,7 @@ import ipywidgets as W
 
 from workbench.charts.side_by_side import Bar, SideBySideInfo, draw_side_by_side, update_side_by_side
 from workbench.charts.style import Chart
-from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.errors import InvalidRequest, NotFound, WorkbenchError
 from workbench.panels.base import Panel, error_html, stale_badge
 from workbench.panels.build_form import BuildForm
 from workbench.panels.html import NONE, chip, escape, number, table, table_of, table_row
@@ -37,12 +37,17 @@ class ComparePanel(Panel):
 
     Args:
         server: what is measured.
+        model: whose other forms are looked for: preset are the ready models that take the same inputs, and it as the
+            reference.
         models: preset; those of ``result``, else the ready ones that take the same inputs, where they are not given.
         reference: whose answers are right; the first by default.
         concurrency: preset of the clients.
         store: the directory of the run store; None stores nothing.
         result: shown at once: what ``Server.compare`` gave.
         options: more of ``Server.compare``: ``inputs``, ``metric``, ``output_names`` and so on.
+
+    Raises:
+        NotFound: a model of ``model`` or ``models`` is not there.
     """
 
     title = "Compare"
@@ -51,6 +56,7 @@ class ComparePanel(Panel):
         self,
         server: Server,
         *,
+        model: str = "",
         models: list[str] | None = None,
         reference: str = "",
         concurrency: int = 4,
@@ -73,7 +79,12 @@ class ComparePanel(Panel):
             models = models if models is not None else [each.model for each in result.models]
             reference = reference or result.reference
             concurrency = result.load.concurrency if result.load.kind == "closed" else concurrency
-        chosen = [name for name in models if name in names] if models is not None else _alike(server, table)
+        for name in (*([model] if model else ()), *(models or ())):
+            if name not in names and result is None:
+                raise NotFound(f"there is no model '{name}'", hint=f"there are {', '.join(names) or 'none'}")
+        if models is None:
+            models = _alike(server, table, model)
+        chosen, reference = [name for name in models if name in names], reference or model
         self._models = W.SelectMultiple(
             options=names, value=chosen, rows=min(8, max(3, len(names))), layout=W.Layout(width="230px"),
             tooltip="Two or more: Ctrl or Shift with a click",
@@ -102,7 +113,8 @@ class ComparePanel(Panel):
         self._examples = W.HTML(layout=W.Layout(width="100%", min_width="0"))
         self._speed = self._chart(draw_side_by_side, update_side_by_side, _speed(None))
         self._latency = self._chart(draw_side_by_side, update_side_by_side, _latency(None))
-        self._form = BuildForm(server, self._lock, names, self._built)
+        first = reference or (chosen[0] if chosen else "")
+        self._form = BuildForm(server, self._lock, names, self._built, model=first)
         self._models.observe(lambda _: self._chosen(), "value")
         self._loads.observe(lambda _: self._busy(False), "value")
         self._run.on_click(lambda _: self.run())
@@ -289,8 +301,8 @@ class ComparePanel(Panel):
         return "Compare: nothing was compared" if self._result is None else repr(self._result)
 
 
-def _alike(server: Server, table: ModelTable) -> list[str]:
-    """The most of the ready models that take inputs of the same types: others cannot be asked the same."""
+def _alike(server: Server, table: ModelTable, model: str = "") -> list[str]:
+    """The ready models that take inputs of the same types (others cannot be asked the same) as a model, or the most."""
     groups: dict[Any, list[str]] = {}
     for name in table.names:
         if any(row.name == name and row.ready for row in table):
@@ -298,6 +310,8 @@ def _alike(server: Server, table: ModelTable) -> list[str]:
                 inputs = server.model_config(name).get("input", ())
                 types = sorted((str(each.get("data_type")), len(each.get("dims", ()))) for each in inputs)
                 groups.setdefault(tuple(types), []).append(name)
+    if model:
+        return next((names for names in groups.values() if model in names), [model])
     return max(groups.values(), key=len, default=[])
 
 
