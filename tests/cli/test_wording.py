@@ -40,6 +40,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
         ("profile", "had 9 (max_duration_s gives it longer)", "had 9 (--max-duration-s gives it longer)"),
         ("profile", "4 generators cannot divide 2: sequences=4", "4 generators cannot divide 2: --num-of-sequences 4"),
         ("profile", "Load.classes({...}, warmup_s=...)", "leave it out there, and give --warmup S beside --classes"),
+        ("sweep", "input-data: random; give inputs=... to run()", "input-data: random; give --input-data FILE"),
         ("profile", "class 'a' sets warmup_s, which is another's", "class 'a' sets warmup_s, which is another's"),
         ("ab", "pairs must be from 2 to max_pairs, got 9 and 3", "--pairs must be from 2 to --max-pairs, got 9 and 3"),
         ("ab", "another max_batch_size=8 is refused", "another max_batch_size=8 is refused"),

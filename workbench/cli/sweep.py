@@ -244,7 +244,7 @@ def _run_model_analyzer(args: argparse.Namespace) -> int:
     plans = [plan for plan in config.models if args.model in ("", plan.model)]
     left_out = [*config.not_understood, *(f"{plan.model}: {text}" for plan in plans for text in plan.not_understood)]
     for text in left_out:
-        print(f"not understood: {text}", file=sys.stderr)
+        print(f"not understood: {in_flags(text)}", file=sys.stderr)
     in_the_file = ("concurrency", "rate", "distribution", "batch_size", "streaming", "load")
     more = {name: value for name, value in load_options(args).items() if name not in in_the_file and value is not None}
     sweeps, codes = [], []

@@ -54,6 +54,7 @@ _PHRASES: tuple[tuple[str, Said], ...] = (
      "the server's log says more"),
     (r"server\.logs\(model='[^']*'\) says", "the server's log says"),
     # loads
+    (r"give inputs=\.\.\. to run\(\)", "give --input-data FILE"),
     (r", or send it all: Load\.replay\(FILE, model='[^']*'\)", ""),
     (r"make the load again: Load\.replay\(FILE\)", "give --replay FILE again"),
     (r"Load\.closed\((\d+)\)", r'{"concurrency": \1}'),
