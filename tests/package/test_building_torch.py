@@ -164,6 +164,34 @@ def test_a_model_of_sequences_is_built_with_its_states_at_the_start(repository: 
             assert (first["y__0"][0, 0], again["y__0"][0, 0]) == (4, 8)
 
 
+class Two(torch.nn.Module):
+    """Results by name, not in the order of the alphabet."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scaled": x.sum(1) * scale, "count": x.sum(1).argmax(1)}
+
+
+class TwoTraced(torch.nn.Module):
+    def forward(self, x: Any, scale: Any) -> Any:
+        return {"scaled": x.sum(1) * scale, "count": x.sum(1).argmax(1)} if len(type(x).__name__) else x
+
+
+def test_results_by_name_are_a_tuple_in_torchscript(repository: Path) -> None:
+    """Triton takes no dictionary: what is built loads and serves."""
+    torch.jit.save(torch.jit.script(Two()), str(repository / "two.pt"))
+    for name, thing in (("two", Two()), ("two_traced", TwoTraced()), ("two_file", repository / "two.pt")):
+        built = wb.build(thing, to="torchscript", into=repository, name=name, example_inputs=EXAMPLES)
+        assert set(built.renamed) == {"scaled", "count"}
+    (repository / "two.pt").unlink()
+    with wb.Engine(repository, models=["two", "two_traced", "two_file"]) as server:
+        for name in ("two", "two_traced", "two_file"):
+            given = EXAMPLES[0]
+            answer = server.infer(name, given)
+            expected = given["x"].sum(1)
+            np.testing.assert_allclose(answer["scaled__0"], expected * given["scale"], rtol=1e-6)
+            assert answer["count__1"].ravel().tolist() == expected.argmax(1).tolist()
+
+
 def test_a_torchscript_model_of_a_repository_as_onnx(module: Any, repository: Path) -> None:
     wb.build(module, to="torchscript", into=repository, name="scripted", example_inputs=EXAMPLES)
     built = wb.build("scripted", to="onnx", repository=repository)

@@ -142,16 +142,18 @@ def write_torchscript(source: Source, requests: Sequence[Feed], target: Path) ->
     """Writes a TorchScript file; gives how it was made.
 
     A module is compiled (``torch.jit.script``) where its source allows, else traced on the first request: then what its
-    Python code decides by the values or shapes of a request is fixed.
+    Python code decides by the values or shapes of a request is fixed. A dictionary of results, which Triton does not
+    take, becomes a tuple of them in the order of the signature.
 
     Raises:
         InvalidRequest: torch can neither compile nor trace it.
     """
     thing: TorchThing = source.thing
+    names = [spec.name for spec in source.signature.outputs]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if source.form == "torchscript":
-            torch.jit.save(cast(Any, thing.call), str(target))
+            torch.jit.save(_as_tuple(cast(Any, thing.call), names), str(target))
             return "as it was"
         scripted: Any = None
         if source.form == "module":
@@ -162,8 +164,23 @@ def write_torchscript(source: Source, requests: Sequence[Feed], target: Path) ->
         how = "torch.jit.script"
         if scripted is None:
             scripted, how = _trace(source, thing, requests[0]), "torch.jit.trace"
-        torch.jit.save(scripted, str(target))
+        torch.jit.save(_as_tuple(scripted, names), str(target))
     return how
+
+
+def _as_tuple(scripted: Any, names: Sequence[str]) -> Any:
+    """A module of TorchScript that gives a tuple, of one that gives a dictionary of tensors; another one as it is."""
+    arguments, (result,) = scripted.forward.schema.arguments[1:], scripted.forward.schema.returns
+    if str(result.type.kind()) != "DictType":
+        return scripted
+    holder = torch.nn.Module()
+    holder.module = scripted
+    around: Any = cast(Any, torch.jit).script(holder)
+    taken = ", ".join(f"{each.name}: {each.type.annotation_str}" for each in arguments)
+    given = ", ".join(each.name for each in arguments)
+    parts = ", ".join(f"results[{name!r}]" for name in names)
+    around.define(f"def forward(self, {taken}):\n    results = self.module({given})\n    return ({parts},)\n")
+    return around.eval()
 
 
 def _trace(source: Source, thing: TorchThing, feed: Feed) -> Any:
@@ -175,7 +192,8 @@ def _trace(source: Source, thing: TorchThing, feed: Feed) -> Any:
     )
     try:
         with torch.no_grad():
-            return cast(Any, torch.jit).trace(thing.call, check_trace=False, **given)
+            # not strict: it may give a dictionary
+            return cast(Any, torch.jit).trace(thing.call, check_trace=False, strict=False, **given)
     except Exception as error:
         raise InvalidRequest(
             f"torch can neither compile nor trace {source.title}: {said(error)}",
