@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -249,6 +251,60 @@ def test_as_configured_is_what_it_was_although_the_other_side_sets_more() -> Non
     for block in result.blocks:
         assert block.point.config.get("instance_count") == (None if block.side == "A" else 2)
     assert "A: m as configured" in repr(result)
+
+
+def test_a_model_that_somebody_loads_anew_gets_the_sides_settings_again() -> None:
+    with ScriptedServer(lambda n: 0.004) as server:
+        target = ScriptedTarget(server)
+
+        def elsewhere(block: Block) -> None:
+            server.config = {**server.config, "max_batch_size": 8}
+            target.reloaded()
+
+        result = ab(
+            target, "m", {"max_batch_size": 4}, {"max_batch_size": 16}, BLOCK, inputs=INPUTS, on_block=elsewhere,
+            options=ABOptions(pairs=4, max_pairs=4),
+        )  # fmt: skip
+    sides = [block.side for block in result.blocks]
+    assert any(one == other for one, other in itertools.pairwise(sides)), "else each is applied anew anyway"
+    for block in result.blocks:
+        assert block.point.config["max_batch_size"] == (4 if block.side == "A" else 16)
+
+
+@pytest.mark.parametrize("a", [{}, {"max_batch_size": 4}])
+def test_blocks_of_one_side_have_one_configuration(a: dict[str, Any]) -> None:
+    """Else a side is compared with itself: what neither side sets may be changed by somebody else, too."""
+    blocks: list[Block] = []
+
+    with ScriptedServer(lambda n: 0.004) as server:
+        target = ScriptedTarget(server)
+
+        def elsewhere(block: Block) -> None:
+            blocks.append(block)
+            if len(blocks) == 4:
+                server.config = {**server.config, "instance_count": 3}
+                target.reloaded()
+
+        result = ab(
+            target, "m", a, {"max_batch_size": 4}, BLOCK, inputs=INPUTS, on_block=elsewhere,
+            options=ABOptions(pairs=20, max_pairs=20),
+        )  # fmt: skip
+    assert "somebody else has changed 'm' (instance_count)" in result.verdict
+    assert len(result.blocks) == 5
+
+
+def test_a_value_that_the_server_reads_otherwise_is_not_compared() -> None:
+    class Deaf(ScriptedTarget):
+        def configure(self, model: str, edits: Any) -> None:
+            super().configure(model, [replace(edit, value=8) for edit in edits])
+
+    with ScriptedServer(lambda n: 0.004) as server:
+        result = ab(
+            Deaf(server), "m", {}, {"max_batch_size": 4}, BLOCK, inputs=INPUTS,
+            options=ABOptions(pairs=2, max_pairs=2),
+        )  # fmt: skip
+    assert result.verdict.startswith("no verdict: no pair of blocks is valid: ")
+    assert "max_batch_size was set to 4, the server says 8" in result.verdict
 
 
 def test_what_is_refused_is_said_and_everything_put_back() -> None:

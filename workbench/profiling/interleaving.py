@@ -19,6 +19,7 @@ from workbench.profiling.ab_verdict import METRICS, Comparison, deciding_metric,
 from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measurer, failed_point
+from workbench.profiling.paths import read_back_differences
 from workbench.profiling.point import Point, edits_of
 from workbench.profiling.requests import Inputs
 from workbench.profiling.settings import by_model
@@ -184,7 +185,7 @@ def ab(
             point = measurers[side.model].measure(load, side.settings)
             if lost := lost_of(target):
                 raise NotReady(lost)
-            return point
+            return switch.checked(side, point)
 
         def keep(block: Block) -> None:
             if book is not None:
@@ -235,6 +236,8 @@ class _Switch:
         self._models = list(dict.fromkeys([*measured, *self._edits["A"], *self._edits["B"]]))
         self._changed = any(self._edits.values())
         self._applied: Name | None = None
+        self._epochs: Mapping[str, int | None] = {}
+        self._seen: dict[Name, Mapping[str, Mapping[str, Any]]] = {}
         self.now: Name = "A"
 
     def hold(self) -> None:
@@ -244,9 +247,9 @@ class _Switch:
             hold(self._models, f"A/B of '{self._models[0]}'")
 
     def to(self, side: Side) -> None:
-        """Applies a side."""
+        """Applies a side, where it is not applied: somebody may have loaded a model anew since."""
         self.now = side.name
-        if self._applied == side.name or not self._changed:
+        if not self._changed or (self._applied == side.name and self._epochs_now() == self._epochs):
             return
         mine, other = self._edits[side.name], self._edits["B" if side.name == "A" else "A"]
         for model in self._models:
@@ -257,6 +260,38 @@ class _Switch:
             if edits:
                 self._target.configure(model, edits_of(edits))
         self._applied = side.name
+        self._epochs = self._epochs_now()
+
+    def _epochs_now(self) -> Mapping[str, int | None]:
+        """The configurations that the models have now, by their numbers."""
+        try:
+            return {model: self._target.epoch(model) for model in self._models}
+        except WorkbenchError:
+            return self._epochs  # measuring will say why
+
+    def checked(self, side: Side, point: Point) -> Point:
+        """The point of a block, not valid where the server reads a value otherwise than it was set.
+
+        Raises:
+            NotReady: the side's blocks before had another configuration.
+        """
+        if point.error or not point.valid:
+            return point
+        edits = self._edits[side.name]
+        steps = {model: self._target.model_config(model) for model in edits if model != side.model}
+        configs = {side.model: point.config, **steps}
+        otherwise = [text for model, own in edits.items() for text in read_back_differences(own, configs[model])]
+        if otherwise:
+            return replace(point, valid=False, stable=False, reasons=(*otherwise, *point.reasons))
+        before = self._seen.setdefault(side.name, configs)
+        for model, config in configs.items():
+            changed = sorted(key for key in {*config, *before[model]} if config.get(key) != before[model].get(key))
+            if changed:
+                raise NotReady(
+                    f"somebody else has changed '{model}' ({', '.join(changed)}): its blocks before had another "
+                    "configuration"
+                )
+        return point
 
     def back(self) -> list[str]:
         """Applies the original configuration; gives what went wrong."""
