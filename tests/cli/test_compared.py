@@ -9,6 +9,7 @@ import math
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -146,6 +147,22 @@ def test_names_that_belong_together_are_said_by_flags(
     assert main([*words, "--input-name", "spare:x=z"]) == 1
     said = "".join(capsys.readouterr())
     assert "input_names" not in said
+
+
+def test_a_model_that_is_not_loaded_is_told_with_how_to_load_it(
+    server: WorkbenchServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "double", "late", "--server", "compared-test", "--rounds", "2", "--no-startup", *SHORT]
+    add_model(Path(server.repository_paths[0]), "late")
+    try:
+        assert main([*words, "--runs", str(tmp_path)]) == 1
+        said = " ".join(capsys.readouterr().out.split())
+        assert "late: it is not loaded: a server in control mode explicit loads it: curl -X POST" in said
+        assert "/v2/repository/models/late/load" in said
+        assert main([*words, "--runs", str(tmp_path), "--reference", "late"]) == 1
+        assert "server.load(" not in capsys.readouterr().err
+    finally:
+        shutil.rmtree(Path(server.repository_paths[0]) / "late")
 
 
 def test_blocks_that_are_left_out_are_one_line() -> None:

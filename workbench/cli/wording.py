@@ -47,7 +47,7 @@ _PHRASES: tuple[tuple[str, Said], ...] = (
     (r"output_kinds=\{'([^']*)': '(\w+)'\}", r"--output-kind \1=\2"),
     (r"server\.load\(NAME\) loads one that was built since", "of one built since " + _LOADED.format("NAME")),
     (r"server\.load\('([^']*)'\)", lambda found: _LOADED.format(found[1])),
-    (r"(?<![\w.])load\('([^']*)'\)", lambda found: _LOADED.format(found[1])),
+    (r"(?<=but not loaded: )load\('([^']*)'\)", lambda found: _LOADED.format(found[1])),
     (r"configure\('[^']*', max_batch_size=\.\.\.\) with more than (\d+)",
      r"a max_batch_size above \1 in its config.pbtxt"),
     (r"server\.replay\(\) runs it again in this kernel(, server\.logs\(level=\"error\"\) has the traceback)?",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from workbench.session.server import Server
 
 _MIB = 2**20
+_NOT_LOADED = "it is not loaded"
 
 
 def compare(
@@ -131,14 +132,14 @@ def _not_serving(server: Server, models: Sequence[str], reference: str) -> dict[
     for name in dict.fromkeys(models):
         rows = [row for row in table if row.name == name]
         if not any(row.ready for row in rows):
-            why = rows[-1].reason.strip() or "it is not loaded"
-            found[name] = f"it does not serve ({rows[-1].state or 'not loaded'}): {why}"
+            why = rows[-1].reason.strip()
+            found[name] = f"it does not serve ({rows[-1].state or 'not loaded'}): {why}" if why else _NOT_LOADED
     if reference in found:
         raise NotReady(
             f"the reference '{reference}' cannot be asked: {found[reference]}",
             hint=f"server.load({reference!r}), or another reference",
         )
-    return found
+    return {name: f"{why}: server.load({name!r})" if why == _NOT_LOADED else why for name, why in found.items()}
 
 
 def startup_of(server: Server, model: str, example: Mapping[str, Any]) -> Startup:
