@@ -192,6 +192,23 @@ def test_results_by_name_are_a_tuple_in_torchscript(repository: Path) -> None:
             assert answer["count__1"].ravel().tolist() == expected.argmax(1).tolist()
 
 
+class Nested(torch.nn.Module):
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return x.sum(1), [x.sum(1) * scale, x.sum(2)[:, :1].to(torch.float64)]
+
+
+def test_results_in_lists_are_outputs_of_their_own(repository: Path) -> None:
+    wb.build(Nested(), to="onnx", into=repository, name="nested", example_inputs=EXAMPLES)
+    with wb.Engine(repository, models=["nested"]) as server:
+        given = EXAMPLES[1]
+        answer = server.infer("nested", given)
+        np.testing.assert_allclose(answer["output_1"], given["x"].sum(1) * given["scale"], rtol=1e-5)
+        assert [answer[f"output_{index}"].dtype for index in range(3)] == [np.float32, np.float32, np.float64]
+    with pytest.raises(InvalidRequest, match=r"as TorchScript it gives a List\[Tensor\]"):
+        wb.build(Nested(), to="torchscript", into=repository, name="listed", example_inputs=EXAMPLES)
+    assert not (repository / "listed").exists()
+
+
 def test_a_torchscript_model_of_a_repository_as_onnx(module: Any, repository: Path) -> None:
     wb.build(module, to="torchscript", into=repository, name="scripted", example_inputs=EXAMPLES)
     built = wb.build("scripted", to="onnx", repository=repository)

@@ -99,8 +99,7 @@ def open_torch(thing: Any, form: Form, name: str, examples: Any, max_batch_size:
     feeds = [{name: feed[name] for name in loaded.arguments if name in feed} for feed in feeds]
 
     def call(feed: Feed) -> Feed:
-        value = loaded(list(feed.values()))
-        return named(tuple(value) if isinstance(value, list) else value, ())
+        return named(_results(loaded(list(feed.values()))), ())
 
     batching = None if max_batch_size is None else max_batch_size > 0
     found, _ = signature(call, feeds, batching=batching)
@@ -120,12 +119,32 @@ def answers(thing: TorchThing, found: Signature, feed: Feed) -> Feed:
         names = by_index(names)
     else:
         names = [name for name in thing.arguments if name in names]
-    value = thing([feed[name] for name in names])
+    value = _results(thing([feed[name] for name in names]))
     if isinstance(value, dict):
         return {str(name): as_array(str(name), item) for name, item in value.items()}
-    values = list(value) if isinstance(value, list | tuple) else [value]
+    values = list(value) if isinstance(value, tuple) else [value]
     outputs = by_index([spec.name for spec in found.outputs])
     return {name: as_array(name, item) for name, item in zip(outputs, values, strict=False)}
+
+
+def _results(value: Any) -> Any:
+    """The tensors that a model gave, as the forms have them that torch.export leads to: one after the other, whatever
+    tuples and lists they lie in. A dictionary or named tuple of tensors keeps its names."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (None,)
+    if all(isinstance(each, torch.Tensor) for each in inner):
+        return value  # also a named tuple
+    texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return tuple(_leaves(value)) if isinstance(value, list | tuple | dict) and not texts else value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple) and not all(isinstance(each, str) for each in value):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def by_index(names: Sequence[str]) -> list[str]:
@@ -172,6 +191,7 @@ def _as_tuple(scripted: Any, names: Sequence[str]) -> Any:
     """A module of TorchScript that gives a tuple, of one that gives a dictionary of tensors; another one as it is."""
     arguments, (result,) = scripted.forward.schema.arguments[1:], scripted.forward.schema.returns
     if str(result.type.kind()) != "DictType":
+        _check_flat(result.type)
         return scripted
     holder = torch.nn.Module()
     holder.module = scripted
@@ -181,6 +201,21 @@ def _as_tuple(scripted: Any, names: Sequence[str]) -> Any:
     parts = ", ".join(f"results[{name!r}]" for name in names)
     around.define(f"def forward(self, {taken}):\n    results = self.module({given})\n    return ({parts},)\n")
     return around.eval()
+
+
+def _check_flat(result: Any) -> None:
+    """Refuses results that no configuration can name.
+
+    Raises:
+        InvalidRequest: tensors lie in a list or in tuples within each other.
+    """
+    parts = result.elements() if str(result.kind()) == "TupleType" else [result]
+    for each in parts:
+        if each.annotation_str not in ("Tensor", "List[str]"):
+            raise InvalidRequest(
+                f"as TorchScript it gives a {each.annotation_str}, and Triton takes tensors and lists of str only",
+                hint="return a tuple of tensors; --to onnx and --to aoti take the others apart themselves",
+            )
 
 
 def _trace(source: Source, thing: TorchThing, feed: Feed) -> Any:
