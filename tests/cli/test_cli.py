@@ -35,6 +35,7 @@ def test_without_a_verb_the_verbs_are_listed(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     for verb in VERBS:
         assert f"  {verb} " in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_verb_that_is_not_there_is_an_error_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

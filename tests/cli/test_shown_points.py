@@ -224,3 +224,17 @@ def test_an_export_of_a_sweep_without_a_valid_point_says_which(
     run = stored(RunStore(tmp_path), replace(POINT, valid=False, reasons=("the generator was late",)))
     assert main(["export", "latest", "--to", str(tmp_path / "out"), "--runs", str(tmp_path)]) == 1
     assert f"run {run}: no point of the sweep is valid" in capsys.readouterr().err
+
+
+def test_a_repository_is_not_exported_without_a_model_that_was_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(f'name: "{name}"')
+    words = ["export", str(tmp_path / "models"), "--to", str(tmp_path / "out"), "--model", "a", "--model", "c"]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "no model 'c'" in said
+    assert "there are a, b" in said
+    assert not (tmp_path / "out").exists()

@@ -70,6 +70,11 @@ def _repository(repository: Path, args: argparse.Namespace) -> ExportResult:
 
     directories = sorted(path for path in repository.iterdir() if (path / "config.pbtxt").is_file())
     if args.model:
+        known = [path.name for path in directories]
+        unknown = [name for name in args.model if name not in known]
+        if unknown:
+            hint = f"there are {', '.join(known) or 'none'}"
+            raise NotFound(f"no model '{unknown[0]}' with a config.pbtxt in {repository}", hint=hint)
         directories = [path for path in directories if path.name in args.model]
     if not directories:
         raise NotFound(f"no model with a config.pbtxt in {repository}", where=str(repository))
