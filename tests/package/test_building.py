@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from building_models import CONFIG, add_scorer, scorer_graph
+from onnx import TensorProto, helper
 
 import workbench as wb
 from workbench.cli import main
@@ -230,6 +231,19 @@ def test_of_another_form_it_is_said_to_build_from_what_that_was_made_of(reposito
     with pytest.raises(Unsupported, match="is of backend 'openvino'") as raised:
         wb.build("scorer_openvino", to="onnx", repository=repository)
     assert "build from what it was made of (1/build.json" in raised.value.hint
+
+
+@pytest.mark.parametrize("kind", [TensorProto.DOUBLE, TensorProto.STRING], ids=["FP64", "BYTES"])
+def test_a_type_that_openvino_does_not_serve_is_refused_before_it_is_built(tmp_path: Path, kind: int) -> None:
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    ends = [helper.make_tensor_value_info(name, kind, ["b", 2]) for name in "xy"]
+    made = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (tmp_path / "same.onnx").write_bytes(model.SerializeToString())
+    given = np.array([["a", "b"]], object) if kind == TensorProto.STRING else np.ones((1, 2))
+    with pytest.raises(InvalidRequest, match=r"'x' is \w+, which Triton's OpenVINO backend does not take") as raised:
+        wb.build(tmp_path / "same.onnx", to="openvino", into=tmp_path, example_inputs={"x": given})
+    assert "--to onnx" in raised.value.hint
 
 
 def test_shapes_and_sizes_are_read_as_trtexec_writes_them() -> None:

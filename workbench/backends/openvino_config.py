@@ -15,6 +15,21 @@ from workbench.errors import InvalidRequest
 DYNAMIC_BATCH = "WORKBENCH_DYNAMIC_BATCH"
 PRECISION = "INFERENCE_PRECISION_HINT"
 
+ELEMENTS: dict[str, str] = {
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "u64": "UINT64",
+    "i8": "INT8",
+    "i16": "INT16",
+    "i32": "INT32",
+    "i64": "INT64",
+    "f16": "FP16",
+    "f32": "FP32",
+}
+"""OpenVINO's element types that Triton's backend knows -> names on the wire."""
+
 PRECISIONS: dict[str, str] = {"f32": "f32", "fp32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16"}
 """How a precision may be written -> OpenVINO's name."""
 

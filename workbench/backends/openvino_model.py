@@ -19,27 +19,12 @@ from openvino.preprocess import PrePostProcessor
 from workbench.backends._child.fitting import shape_text
 from workbench.backends.base import TensorSpec
 from workbench.backends.fit import config_datatype
-from workbench.backends.openvino_config import PRECISION, Settings
+from workbench.backends.openvino_config import ELEMENTS, PRECISION, Settings
 from workbench.errors import BackendError, InternalError, InvalidRequest
 
 VERSION = str(ov.__version__).partition("-")[0]
 
-_TYPES: dict[str, str] = {
-    "boolean": "BOOL",
-    "u8": "UINT8",
-    "u16": "UINT16",
-    "u32": "UINT32",
-    "u64": "UINT64",
-    "i8": "INT8",
-    "i16": "INT16",
-    "i32": "INT32",
-    "i64": "INT64",
-    "f16": "FP16",
-    "f32": "FP32",
-}
-"""OpenVINO's element types that Triton's backend knows -> names on the wire."""
-
-_CONFIG_TYPES = {("TYPE_" + wire): getattr(ov.Type, name) for name, wire in _TYPES.items()}
+_CONFIG_TYPES = {("TYPE_" + wire): getattr(ov.Type, name) for name, wire in ELEMENTS.items()}
 
 
 @contextmanager
@@ -80,7 +65,7 @@ def tensor_specs(ports: Sequence[Any], kind: str) -> tuple[TensorSpec, ...]:
             raise InternalError(
                 f"openvino error in retrieving original shapes from {kind} {name} : the number of dimensions is unknown"
             )
-        found.append(TensorSpec(name, _TYPES.get(port.get_element_type().get_type_name(), ""), signed_shape(shape)))
+        found.append(TensorSpec(name, ELEMENTS.get(port.get_element_type().get_type_name(), ""), signed_shape(shape)))
     return tuple(found)
 
 
@@ -310,8 +295,8 @@ def check_all_given(model: str, inputs: Iterable[str], given: Mapping[str, Any])
 def run_request(request: ov.InferRequest) -> None:
     """One inference on the calling thread; the GIL is released meanwhile.
 
-    Triton's backend starts it and waits, which hands each batch to a thread of OpenVINO and back: some 2 % of a batch of
-    10 ms.
+    Triton's backend starts it and waits, which hands each batch to a thread of OpenVINO and back: some 2 % of a batch
+    of 10 ms.
 
     Raises:
         InternalError: it failed.

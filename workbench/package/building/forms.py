@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workbench.backends.onnx_precision import convert
+from workbench.backends.openvino_config import ELEMENTS
 from workbench.backends.openvino_convert import convert_onnx, openvino_runner, openvino_version
 from workbench.errors import Cancelled, InvalidRequest, Unsupported
 from workbench.package.building.config import FILES, Changes
@@ -123,9 +124,18 @@ def to_openvino(job: Job) -> Form:
 
     The weights keep their precision (FP16 with ``fp16``), and the configuration says in which one OpenVINO computes:
     f32, or bf16 where that is asked for. OpenVINO's own default is bf16 on a CPU that has it.
+
+    Raises:
+        InvalidRequest: an input or output is of a type that Triton's backend does not take.
     """
     source, options = job.source, job.options
     version = openvino_version()
+    for spec in (*source.signature.inputs, *source.signature.outputs):
+        if spec.datatype not in ELEMENTS.values():
+            raise InvalidRequest(
+                f"'{spec.name}' is {spec.datatype}, which Triton's OpenVINO backend does not take",
+                hint=f"it takes {', '.join(ELEMENTS.values())}: convert it in the model, or --to onnx",
+            )
     graph = job.graph(convert_precision=options.int8)
     job.tell("converting to OpenVINO")
     target = job.version / FILES["openvino"]
