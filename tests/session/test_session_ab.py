@@ -87,6 +87,17 @@ def test_a_window_of_so_many_requests_in_the_kernel(kernel: Engine) -> None:
         kernel.profile("double", requests=2.5)
 
 
+def test_who_asks_for_a_hundred_requests_wants_no_fewer(kernel: Engine) -> None:
+    """It is what a load has by default; of that fewer are only told of."""
+    few: dict[str, Any] = {"rate": 30, "distribution": "constant", "duration_s": 0.3, "max_duration_s": 0.3}
+    asked = kernel.profile("double", min_requests=100, **few)
+    assert any("at least 100 were asked for" in reason for reason in asked.reasons)
+    assert not asked.valid
+    told = kernel.profile("double", **few)
+    assert any("by default it is to have 100" in note for note in told.notes)
+    assert not any("asked for" in text for text in (*told.reasons, *told.notes))
+
+
 def test_an_open_panel_is_told(kernel: Engine) -> None:
     close = kernel.session.subscribe(lambda: None)
     try:

@@ -79,7 +79,7 @@ def test_windows_of_so_many_requests_are_taken(tmp_path: Path) -> None:
     text = "profile_models: {m: {perf_analyzer_flags: {measurement-mode: count_windows%s}}}"
     counted = read(tmp_path, text % ", measurement-request-count: 80")["m"]
     assert counted.options == {"requests": 80}
-    assert counted.commands()[0].endswith(" --measurement-request-count 80")
+    assert counted.commands()[0].endswith(" --measurement-mode count_windows --measurement-request-count 80")
     assert read(tmp_path, text % "")["m"].options == {"requests": 50}, "perf_analyzer's own"
     timed = read(tmp_path, "profile_models: {m: {perf_analyzer_flags: {measurement-request-count: 80}}}")["m"]
     assert timed.options == {}, "its windows are of a length then"

@@ -30,9 +30,9 @@ class MeasureOptions:
     ``lag_limit_ms`` and above ``lag_share`` of the same percentile of the latency, or when the server's event loop
     stood still for more than ``stall_share`` of the window, or when programs other than server and generator took more
     than ``other_cpu_limit`` of the processors while less than a tenth of them was idle, or when it has fewer requests
-    than its load asks for (fewer than a load's default are noted). Others that took more than
-    ``other_cpu`` are noted, and so is a panel that was open. ``stability`` is the rule by which a point counts as
-    stable: ``interval``, or perf_analyzer's ``three_windows`` (``profiling.stability``). ``clock`` is CLOCK_MONOTONIC.
+    than its load asks for (fewer than a load's default are noted, unless ``requests_asked``: somebody has asked for
+    just so many). Others that took more than ``other_cpu`` are noted, and so is a panel that was open. ``stability`` is
+    the rule by which a point counts as stable: ``interval``, or perf_analyzer's ``three_windows`` (``profiling.stability``). ``clock`` is CLOCK_MONOTONIC.
     """
 
     lag_limit_ms: float = 1.0
@@ -40,6 +40,7 @@ class MeasureOptions:
     stall_share: float = 0.05
     other_cpu: float = 0.25
     other_cpu_limit: float = 0.5
+    requests_asked: bool = False
     stability: Stability = "interval"
     clock: Clock = monotonic_ns
 
@@ -80,9 +81,10 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
         notes.append(f"{client.failed} of {total} requests failed; latencies are those of the others")
         if client.failed > total / 2:
             reasons.append(f"most requests failed{said}")
-    short = _short(evidence)
+    load = evidence.load
+    asked = options.requests_asked or load.requests > 0 or load.min_requests != _DEFAULT_REQUESTS
+    short = _short(evidence, asked)
     if short:
-        asked = evidence.load.requests or evidence.load.min_requests != _DEFAULT_REQUESTS
         (reasons if asked else notes).append(short)
     few = too_few(client.n, client.p99_worth)
     if client.n and few:
@@ -115,7 +117,7 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
     return reasons, notes
 
 
-def _short(evidence: Evidence) -> str:
+def _short(evidence: Evidence, by_somebody: bool) -> str:
     """How many requests the window has where it is to have more; nothing of one that was cut short or has none."""
     samples, asked = evidence.samples, evidence.load.requests or evidence.load.min_requests
     begin, end = samples.window
@@ -123,8 +125,7 @@ def _short(evidence: Evidence) -> str:
     had = max(evidence.client.n, int((samples.ok & (samples.done >= begin) & (samples.done < end)).sum()))
     if samples.stopped or {"lost", "server_lost"} & samples.extra.keys() or not 0 < had < asked:
         return ""
-    by_default = asked == _DEFAULT_REQUESTS and not evidence.load.requests
-    wanted = f"by default it is to have {asked}" if by_default else f"at least {asked} were asked for"
+    wanted = f"at least {asked} were asked for" if by_somebody else f"by default it is to have {asked}"
     return f"{had} requests in the window, {wanted} (max_duration_s gives it longer)"
 
 

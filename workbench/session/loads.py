@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from numbers import Real
 from typing import Any
 
 from workbench.errors import InvalidRequest
-from workbench.profiling import Load
+from workbench.profiling import Load, MeasureOptions
 
 _NOT_OPTIONS = {"kind", "concurrency", "rate", "distribution", "mix", "trace", "trace_sha256", "factor", "inputs"}
 _LOAD_FIELDS = {item.name for item in fields(Load)} - _NOT_OPTIONS
@@ -48,6 +48,13 @@ def loads_of(
     distribution = options.get("distribution", "poisson")
     loads = [Load.closed(int(value), **common) for value in closed]
     return loads + [Load.open(value, distribution, **common) for value in opened]
+
+
+def judged_by(measure: MeasureOptions | None, options: Mapping[str, Any]) -> MeasureOptions:
+    """How points are judged, given the options of a verb: who asks for so many requests wants no fewer, also where that
+    is the number that loads have anyway."""
+    judged = measure if measure is not None else MeasureOptions()
+    return replace(judged, requests_asked=True) if "min_requests" in options else judged
 
 
 def _whole_loads(load: Any, beside: Sequence[str]) -> list[Load]:

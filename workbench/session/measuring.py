@@ -40,7 +40,7 @@ from workbench.session.bars import pair_bar, progress_bar
 from workbench.session.given import as_edits
 from workbench.session.hints import explain
 from workbench.session.journal import JournalDesk
-from workbench.session.loads import loads_of
+from workbench.session.loads import judged_by, loads_of
 from workbench.session.pipelines import composing_models, with_composing
 from workbench.session.remote import TritonServer, WorkbenchServer
 
@@ -205,7 +205,9 @@ def profile(
             stack.callback(place.close)
             place.open(stop)
         measurer = stack.enter_context(
-            Measurer(SessionTarget(server), model, inputs=inputs, stop=stop, options=measure, place=place)
+            Measurer(
+                SessionTarget(server), model, inputs=inputs, stop=stop, options=judged_by(measure, options), place=place
+            )
         )
         try:
             return measurer.measure(loads[0])
@@ -242,7 +244,7 @@ def ab(
     if len(loads) != 1:
         raise InvalidRequest("ab compares at one load", hint="give concurrency or rate")
     first, second = _one(server, model, a), _one(server, against or model, b)
-    judging = ABOptions(pairs, max_pairs, metric, seed, measure if measure is not None else MeasureOptions())
+    judging = ABOptions(pairs, max_pairs, metric, seed, judged_by(measure, options))
     runs = RunStore(store) if isinstance(store, str | Path) else store
     session = server.session
     with contextlib.ExitStack() as stack:
@@ -335,7 +337,7 @@ def sweep(
     runs = RunStore(store) if isinstance(store, str | Path) else store
     settings = SweepOptions(
         title=title, kind=kind, resume=resume, remeasure=remeasure, content=content,
-        keep_samples=keep_samples, measure=measure or MeasureOptions())  # fmt: skip
+        keep_samples=keep_samples, measure=judged_by(measure, options))  # fmt: skip
     session = server.session
     given = {"inputs": inputs, "store": runs, "options": settings, "stop": stop, "executor": where}
     if not wait:

@@ -115,6 +115,7 @@ class ModelPlan:
         if "duration_s" in self.options:
             words += ["-p", f"{1000 * self.options['duration_s']:g}"]
         if "requests" in self.options:
+            words += ["--measurement-mode", "count_windows"]
             words += ["--measurement-request-count", str(self.options["requests"])]
         if "inputs" in self.options:
             words += ["--input-data", shlex.quote(str(self.options["inputs"]))]
