@@ -32,7 +32,8 @@ class MeasureOptions:
     than ``other_cpu_limit`` of the processors while less than a tenth of them was idle, or when it has fewer requests
     than its load asks for (fewer than a load's default are noted, unless ``requests_asked``: somebody has asked for
     just so many). Others that took more than ``other_cpu`` are noted, and so is a panel that was open. ``stability`` is
-    the rule by which a point counts as stable: ``interval``, or perf_analyzer's ``three_windows`` (``profiling.stability``). ``clock`` is CLOCK_MONOTONIC.
+    the rule by which a point counts as stable: ``interval``, or perf_analyzer's ``three_windows``
+    (``profiling.stability``). ``clock`` is CLOCK_MONOTONIC.
     """
 
     lag_limit_ms: float = 1.0
