@@ -91,6 +91,10 @@ def test_without_a_goal_it_is_said_of_the_table(
     assert "p99 of 2 of 3 points rests on too few requests: it takes 459" in line
     assert line.endswith("-p 26000"), "for the point with the fewest"
     assert shown.count("17.25?") == 2, "the ones that are meant"
+    counted = swept(monkeypatch, capsys, replace(FEW, load=Load.closed(32, requests=120)))
+    assert "measure for about 11 s: --measurement-request-count 660" in counted, (
+        "no window of so many seconds helps there"
+    )
     assert "too few" not in (enough := swept(monkeypatch, capsys, POINT))
     assert "?" not in enough
     stored(RunStore(tmp_path), FEW)

@@ -144,12 +144,12 @@ def say_few(points: Sequence[Point]) -> None:
         return
     needed, fewest = few[0][1].needed, min(claim.had for _, claim in few)
     whose = "p99 rests" if len(measured) == 1 else f"p99 of {len(few)} of {len(measured)} points rests"
-    seconds = max(_seconds(point, claim) for point, claim in few)
+    seconds, longest = max(((_seconds(point, claim), point) for point, claim in few), key=lambda each: each[0])
     asked = "" if len(few) == 1 else " or more"
     alike = " (those of one batch count as one)" if any(claim.had < point.n for point, claim in few) else ""
     say(
         f"  ? {whose} on too few requests: it takes {needed} to claim one with 99 % confidence, there are {fewest}"
-        f"{asked}{alike}; measure for about {seconds} s: -p {1000 * seconds}"
+        f"{asked}{alike}; measure for about {seconds} s: {_option(longest, seconds)}"
     )
 
 
@@ -170,9 +170,16 @@ def goal_text(point: Point, p99_ms: float, option: str = "-p {ms}") -> str:
     if "measure_for_s" not in found:
         return f"  {found['text']}"
     seconds = found["measure_for_s"]
-    return f"  ! to show that p99 is at most {p99_ms:g} ms measure for about {seconds} s: " + option.format(
-        s=seconds, ms=1000 * seconds
-    )
+    how = _option(point, seconds, option)
+    return f"  ! to show that p99 is at most {p99_ms:g} ms measure for about {seconds} s: {how}"
+
+
+def _option(point: Point, seconds: int, option: str = "-p {ms}") -> str:
+    """The option that has a point measured for so long; of a window that ends after some requests their number."""
+    if point.load.requests:
+        more = seconds / point.duration_s if point.duration_s > 0 else 2.0
+        return f"--measurement-request-count {math.ceil(point.load.requests * more)}"
+    return option.format(s=seconds, ms=1000 * seconds)
 
 
 def _seconds(point: Point, claim: Claim) -> int:
