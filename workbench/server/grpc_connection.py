@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import ngh2
 
+from workbench.clock import monotonic_ns
 from workbench.protocol.binary import Buffer
 from workbench.server.grpc_answers import HIGH_WATER, Answers
 from workbench.server.grpc_call import Call
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from workbench.server.grpc_server import GrpcServer
 
 _KNOWN_HEADS = 8
+_TURN_NS = 5_000_000  # a connection's, before others have theirs
+_LEAST_READ = 4096
 _TWO_HOURS_S = 7200.0
 _HEADER_LIST = 16 * 1024
 _GOAWAY = b"\0\0\x08\7\0\0\0\0\0\x7f\xff\xff\xff"
@@ -57,6 +60,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         self.calls: dict[int, Call] = {}
         self._place: memoryview | None = None  # where bytes were read to, if not to what all connections share
         self._deaf = False  # not read for now
+        self._most = len(server.scratch)  # bytes that are read at a time
         self._began = self._heard = self.loop.time()
         self._greeted = False
         self._pinged = 0.0  # when a ping was sent that is not answered yet
@@ -132,7 +136,10 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes from the client go."""
         self._place = self._frames.place()
-        return self.server.scratch if self._place is None else self._place
+        if self._place is not None:
+            return self._place
+        scratch, most = self.server.scratch, self._most
+        return scratch if most >= len(scratch) else scratch[:most]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes from the client."""
@@ -140,7 +147,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
             return
         self._heard = self.loop.time()
         place, self._place = self._place, None
-        frames = self._frames
+        frames, began = self._frames, monotonic_ns()
         self._hears, self._at_once = True, AT_ONCE
         try:
             is_open = frames.add(self.server.scratch[:nbytes]) if place is None else frames.read(place, nbytes)
@@ -151,6 +158,24 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         ours = self._own or self._padding or self._admitted or self._out.sendable
         if self._h2.want_write or ours or self._finishing or self._leaving:
             self._flush()
+        if monotonic_ns() - began > _TURN_NS:
+            self._let_others()
+        elif self._most < len(self.server.scratch):
+            self._most *= 2
+
+    def _let_others(self) -> None:
+        """What came took long, as a thousand frames of a byte do: others have their turn before more of it is read.
+
+        The event loop reads up to 32 times before it looks at anyone else.
+        """
+        self._most = max(_LEAST_READ, self._most // 2)
+        if self.transport is not None and not self._deaf and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self.loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        if self.transport is not None and not self._deaf and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def pass_on(self, data: Buffer) -> bool:
         """See ``Owner``."""
