@@ -215,4 +215,5 @@ def _field(widget: Any, width: str, tooltip: str) -> Any:
 
 
 def _row(label: str, *fields: Any) -> Any:
-    return W.HBox([W.HTML(label), *fields], layout=W.Layout(width="100%", align_items="center", flex_flow="row wrap"))
+    name = W.HTML(label, layout=W.Layout(width="132px", flex="0 0 auto"))
+    return W.HBox([name, *fields], layout=W.Layout(width="100%", align_items="center", flex_flow="row wrap"))
