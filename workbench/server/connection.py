@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import httptools
 
+from workbench.clock import monotonic_ns
 from workbench.server.body import LARGE, Body
 from workbench.server.body_reader import BodyReader, hand_over
 from workbench.server.exchange import Exchange
@@ -81,6 +82,7 @@ class HttpConnection(Turns, asyncio.Protocol):
         """Bytes from the client."""
         if self._deaf:
             return
+        self._turn_began = monotonic_ns()
         known = self._known
         if known is not None and self._comes_again(known, data):
             return
@@ -265,6 +267,7 @@ class HttpConnection(Turns, asyncio.Protocol):
         exchange = self._incoming
         if exchange is None or self._deaf:
             return
+        self._turn_began = monotonic_ns()
         self._received += size
         self._body_bytes += size
         self._body.came(size)

@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from workbench.clock import monotonic_ns
 from workbench.protocol.binary import Buffer
 from workbench.server.budget import Bodies, Share
 from workbench.server.exchange import Application, Exchange, Stream
 from workbench.server.heads import answer_head, stream_head
 from workbench.server.http_limits import HttpLimits
 
+_TURN_NS = 5_000_000  # a connection's, before others have theirs
 JOIN_BELOW = 64 * 1024
 """Answers that are smaller, in bytes, are written as one piece."""
 
@@ -49,6 +51,8 @@ class Turns(ABC):
         self._eof = False
         self._paused_reading = False
         self._paused_writing = False
+        self._is_planned = False  # the next requests have their turn soon
+        self._turn_began = 0  # when bytes came, in nanoseconds
         self._written = 0  # of answers
         self._received = 0  # since the last whole request
 
@@ -90,10 +94,13 @@ class Turns(ABC):
         exchange.received, self._received = self._received, 0
         if not exchange.keep_alive:
             self._deaf = True
-        if self._current is None and not self._waiting and not self._paused_writing:
+        is_free = self._current is None and not self._waiting and not self._paused_writing
+        if is_free and monotonic_ns() - self._turn_began < _TURN_NS:
             self._begin(exchange)
             return
         self._waiting.append(exchange)
+        if is_free:
+            self._plan_next()
         if not self._paused_reading and self.transport is not None:
             self._paused_reading = True
             self.transport.pause_reading()
@@ -109,9 +116,20 @@ class Turns(ABC):
             exchange.fail(error)
 
     def _next(self) -> None:
+        self._is_planned = False
+        began = monotonic_ns()
         while self._waiting and self._current is None and not self._paused_writing and self.transport is not None:
             self._begin(self._waiting.popleft())
+            if self._waiting and monotonic_ns() - began > _TURN_NS:
+                self._plan_next()
+                return
         self._resume()
+
+    def _plan_next(self) -> None:
+        """On another turn of the loop: a client with a thousand pipelined requests must not hold the loop."""
+        if not self._is_planned:
+            self._is_planned = True
+            self.loop.call_soon(self._next)
 
     def _resume(self) -> None:
         if self._paused_reading and not (self._waiting or self._share.waiting or self._deaf) and self.transport:
@@ -186,8 +204,7 @@ class Turns(ABC):
             self._waiting.clear()
             self._close(exchange.refusal is not None and not self._eof)
         elif self._waiting or self._paused_reading:
-            # On another turn of the loop: a client with a thousand pipelined requests must not hold the loop.
-            self.loop.call_soon(self._next)
+            self._plan_next()
 
     def _close(self, linger: bool) -> None:
         """Closes; a refused client may still be sending, and a reset would lose it the answer: read on a little."""
