@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from workbench.cli.targets import told_with
 from workbench.errors import InvalidRequest, NotFound
+from workbench.repository.written_numbers import HINT, LargeNumber, read_json
 
 SUMMARY = "Makes a model directory with config, warm-up and example inputs out of a model file or a function."
 EXAMPLE = "workbench package score.py:score --example-inputs examples.npz --to model_repository"
@@ -96,12 +98,19 @@ def read_examples(path: str | None) -> Any:
 
     Raises:
         NotFound: there is no such file.
-        InvalidRequest: it is none of these.
+        InvalidRequest: it is none of these, or cannot be read.
     """
     if path is None:
         return None
     if not Path(path).is_file():
         raise NotFound(f"no example inputs at {path}", where=path)
+    try:
+        return _examples(path)
+    except (OSError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+        raise InvalidRequest(f"example inputs cannot be read: {error}", where=path) from error
+
+
+def _examples(path: str) -> Any:
     if path.endswith(".npz"):
         with np.load(path) as arrays:
             return dict(arrays)
@@ -113,15 +122,27 @@ def read_examples(path: str | None) -> Any:
         return pd.read_csv(path)
     if not path.endswith(".json"):
         raise InvalidRequest(f"example inputs are read from .npz, .npy, .csv or .json, not from {path}")
-    rows = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
+    found = read_json(Path(path).read_text(encoding="utf-8"))
+    rows = found.get("data") if isinstance(found, Mapping) else None
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidRequest(
+            "example inputs have no rows",
+            where=path,
+            hint='write them as perf_analyzer does: {"data": [{"x": [1, 2]}]}',
+        )
     return [{name: _row(value)[None] for name, value in row.items()} for row in rows]
 
 
 def _row(value: Any) -> Any:
     """One tensor of one row, as the file has it: a list, or ``content`` with ``shape``."""
+    shape = None
     if isinstance(value, Mapping):
         if "content" not in value:
             raise InvalidRequest("example inputs for packaging are lists or {content, shape}", where=f"{value!r:.80}")
-        array = np.array(value["content"])
-        return array.reshape(value["shape"]) if "shape" in value else array
-    return np.array(value)
+        value, shape = value["content"], value.get("shape")
+    array = np.array(value)
+    if array.dtype.kind == "f" and np.isinf(array).any():
+        for each in np.array(value, np.object_).ravel():
+            if isinstance(each, LargeNumber):
+                raise InvalidRequest(f"{each} is too large for a number", hint=HINT)
+    return array if shape is None else array.reshape(shape)
