@@ -19,6 +19,7 @@ from queue import Queue
 from typing import Any
 
 import grpc
+import ngh2
 import pytest
 from certificates import write_certificates
 from grpc_models import HEAD, Wire, framed, put, request, values_of, write_models
@@ -300,13 +301,13 @@ def test_an_open_stream_does_not_hold_the_process(tmp_path: Path) -> None:
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert child.stdout is not None
-        address = child.stdout.readline().partition("grpc=grpc://")[2].split()[0]
-        with grpc.insecure_channel(address) as channel:
-            talk = Talk(service_pb2_grpc.GRPCInferenceServiceStub(channel))
-            talk.ask(4)
-            assert talk.answer() == [4.0]
+        with Wire(child.stdout.readline().partition("grpc=")[2].split()[0]) as wire:
+            stream = wire.call("ModelStreamInfer", request("echo", 4).SerializeToString(), end=False)
+            body = b""
+            while not body:
+                body = b"".join(each.data for each in wire.read() if isinstance(each, ngh2.DataReceived))
             child.send_signal(signal.SIGTERM)
-            assert talk.end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+            assert wire.answer(stream)[:2] == (14, STOPPING)
             assert child.wait(30) == 0
     finally:
         child.kill()
