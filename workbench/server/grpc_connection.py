@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from workbench.server.grpc_server import GrpcServer
 
 _KNOWN_HEADS = 8
-_TURN_NS = 5_000_000  # a connection's, before others have theirs
-_LEAST_READ = 4096
+_TURN_NS = 10_000_000  # a connection's, before others have theirs; a hundred small requests take less
+_LEAST_READ = 16 * 1024
 _TWO_HOURS_S = 7200.0
 _HEADER_LIST = 16 * 1024
 _GOAWAY = b"\0\0\x08\7\0\0\0\0\0\x7f\xff\xff\xff"
