@@ -20,7 +20,7 @@ from asking import wait_until
 
 import workbench as wb
 from workbench.client import connect
-from workbench.errors import NotReady
+from workbench.errors import ConnectionFailed, NotReady
 from workbench.profiling import Progress, SweepJob, SweepResult
 from workbench.records.holder import Holder
 from workbench.session.journal import JournalDesk, server_here
@@ -256,6 +256,26 @@ def test_what_a_killed_sweep_left_on_a_remote_server_is_put_back_by_the_next_one
     result = foreign.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK)
     assert isinstance(result, SweepResult)
     assert [point.error for point in result] == [""]
+    assert foreign.model_config("double") == before
+
+
+def test_what_could_not_be_put_back_is_put_back_by_the_next_sweep_of_the_same_process(
+    foreign: TritonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = foreign.model_config("double")
+
+    def nobody(model: str, config: Any) -> None:
+        raise ConnectionFailed("nobody answers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(foreign, "put_back", nobody)
+        result = foreign.sweep("double", {DELAY: [70]}, concurrency=1, **QUICK)
+    assert not result.restored
+    assert "nobody answers" in result.error
+    assert delay_of(foreign) == 70
+    with wb.connect(foreign.url) as again:
+        assert again.config("double").dirty, "it is known to whoever connects"
+    assert foreign.sweep("double", {DELAY: [5]}, concurrency=1, **QUICK).restored
     assert foreign.model_config("double") == before
 
 

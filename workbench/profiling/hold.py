@@ -135,10 +135,18 @@ class Hold:
         return "what is loaded is not what was there: somebody else has changed it, and that stays"
 
     def let_go(self) -> None:
-        """Gives no more signs of life: what could not be put back the server puts back by itself, when a lease ends."""
+        """Gives no more signs of life: what could not be put back the server puts back by itself, when a lease ends.
+
+        Where leases do not end by themselves, the desk leaves it to whoever comes next (``leave(name, lease)``).
+        """
         with self._lock:
             self._wake.set()
             self._thread = None
+            leases = dict(self._leases)
+        leave = getattr(self._desk, "leave", None)
+        if leave is not None:
+            for model, lease in leases.items():
+                leave(model, lease)
 
     def check(self) -> str:
         """Why a model is not held any more, though it was not given back; empty while all is well.

@@ -191,6 +191,13 @@ class JournalDesk:
             else ""
         )
 
+    def leave(self, name: str, lease: str, /) -> None:
+        """What could not be put back (the server did not answer, say) is left as by a sweep that was killed, although
+        this process lives on."""
+        with contextlib.suppress(WorkbenchError):  # taken over, or no place to write it: the sweep has failed anyway
+            entry = self._own(name, lease)
+            _write(self._paths[name], {**entry, "left": True})
+
     def _own(self, name: str, lease: str) -> dict[str, Any]:
         path = self._paths.get(name)
         entry = _read(path) if path is not None else None
@@ -216,6 +223,8 @@ def _put_back(server: TritonServer, model: str, entry: Mapping[str, Any]) -> Non
 
 
 def _is_gone(path: Path, entry: Mapping[str, Any]) -> bool:
+    if entry.get("left"):
+        return True
     holder = Holder.from_json(entry["holder"])
     if holder.here:
         return holder.gone
