@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from workbench.cli import main
+
+
+def torn_archive() -> bytes:
+    """Packed arrays of which some bytes are others."""
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.random.default_rng(1).standard_normal(1000))
+    packed = bytearray(file.getvalue())
+    packed[300:400] = b"\xff" * 100
+    return bytes(packed)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +34,10 @@ from workbench.cli import main
         ("x.json", b'{"data": [{"x": {"content": [1, 2, 3], "shape": [2]}}]}', "example inputs cannot be read: "),
         ("x.npy", b"nothing", "example inputs cannot be read: "),
         ("x.npz", b"nothing", "example inputs cannot be read: "),
+        ("x.npy", b"", "example inputs cannot be read: "),
+        ("x.npz", b"", "example inputs cannot be read: "),
+        pytest.param("x.npz", torn_archive(), "example inputs cannot be read: ", id="torn"),
+        ("x.json", b'{"data": [{"x": {"content": [1, 2], "shape": "ab"}}]}', "example inputs cannot be read: "),
         ("x.csv", b"", "example inputs cannot be read: "),
     ],
 )

@@ -197,6 +197,10 @@ def test_reasons_that_differ_in_numbers_only_are_one_line(tmp_path: Path, capsys
     assert shown.count("the load generator was late") == 1
     assert "at concurrency 1 and 2 more: the load generator was late: send lag 1.5 ms" in shown
     assert "a longer window: -p 20000" in shown
+    counted = Load.closed(1, requests=100)
+    stored(RunStore(tmp_path), *(replace(each, load=counted, duration_s=5.0) for each in short))
+    main(["runs", "show", "--runs", str(tmp_path)])
+    assert "a longer window: --measurement-request-count 400" in capsys.readouterr().out, "-p does not end that one"
 
 
 def test_latest_is_said_where_it_is_not_the_last_run(

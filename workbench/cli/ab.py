@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import orjson
@@ -68,17 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def told(result: ABResult) -> str:
-    """The verdict and the figures; of the blocks that were left out a line, with what was wrong with how many."""
-    from workbench.cli.points import gathered
-
-    left_out = [block for block in result.blocks if not block.usable]
-    lines = [in_flags(repr(replace(result, blocks=tuple(block for block in result.blocks if block.usable))))]
-    if left_out:
-        whys = gathered((in_flags(why), block.side) for block in left_out for why in block.why)
-        reasons = "; ".join(f"{len(places)} × {why}" for why, places in sorted(whys, key=lambda why: -len(why[1])))
-        lines.append(f"  ! {len(left_out)} of {len(result.blocks)} blocks were left out: {reasons}")
-    lines += _longer(result)
-    return "\n".join(lines)
+    """The verdict and the figures, with the flags of the command line."""
+    return "\n".join([in_flags(repr(result)), *_longer(result)])
 
 
 def _longer(result: ABResult) -> list[str]:
@@ -88,9 +79,12 @@ def _longer(result: ABResult) -> list[str]:
     least, counts = FEWEST.get(result.metric, 0), [block.point.n for block in result.blocks if block.usable]
     if not counts or min(counts) >= least:
         return []
-    interval = math.ceil(result.load.duration_s * 1.1 * least / max(1, min(counts))) * 1000
+    more = 11 * least / (10 * max(1, min(counts)))
+    option = f"-p {math.ceil(result.load.duration_s * more) * 1000}"
+    if result.load.requests:  # a window that ends after so many, however long it may last
+        option = f"--measurement-request-count {math.ceil(result.load.requests * more)}"
     name = METRICS[result.metric]
-    return [f"  {name} takes {least} requests of each block, one had {min(counts)}: -p {interval} gives them"]
+    return [f"  {name} takes {least} requests of each block, one had {min(counts)}: {option} gives them"]
 
 
 def _json(result: ABResult) -> str:

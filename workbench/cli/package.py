@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -106,7 +107,7 @@ def read_examples(path: str | None) -> Any:
         raise NotFound(f"no example inputs at {path}", where=path)
     try:
         return _examples(path)
-    except (OSError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, RecursionError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidRequest(f"example inputs cannot be read: {error}", where=path) from error
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.tables import Doubtful, print_table, say
 from workbench.cli.wording import in_flags
 
 if TYPE_CHECKING:
-    from workbench.profiling import Claim, Point
+    from workbench.profiling import Claim, Load, Point
 
 _HEADERS = (
     "load", "infer/s", "p50 ms", "p95 ms", "p99 ms", "queue ms", "compute ms", "mean batch", "n", "failed", "verdict",
@@ -96,6 +96,7 @@ def _print_classes(points: Sequence[Point], paths: Sequence[str]) -> None:
 
 def say_reasons(points: Sequence[Point]) -> None:
     """Prints why points are not valid, not stable or failed: each kind of reason once, with the points it is about."""
+    from workbench.profiling.left_out import gathered
     from workbench.profiling.requests import NO_PRIORITIES, RANDOM_INPUTS
     from workbench.tuning.choice import describe
 
@@ -115,19 +116,19 @@ def say_reasons(points: Sequence[Point]) -> None:
     told = (RANDOM_INPUTS, NO_PRIORITIES)
     for note in dict.fromkeys(note for point in points for note in point.notes if note.startswith(told)):
         say(f"  {in_flags(note)}")
-    longest = max((int(s) for reason, _ in said for s in re.findall(r"measure for about (\d+) s", reason)), default=0)
-    if longest:
-        say(f"  a longer window: -p {1000 * longest}")
-    elif any("measure for longer" in reason for reason, _ in said):
-        print("  a longer window: -p MILLISECONDS")
+    _say_longer(points)
 
 
-def gathered(said: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Reasons that differ in their numbers only as one, in the words of the first; with what each is about."""
-    found: dict[str, tuple[str, list[str]]] = {}
-    for reason, place in said:
-        found.setdefault(re.sub(r"\d+(\.\d+)?", "#", reason), (reason, []))[1].append(place)
-    return list(found.values())
+def _say_longer(points: Sequence[Point]) -> None:
+    """Says how to have the window that reasons ask for."""
+    said = [(point, "; ".join((*point.reasons, point.error or ""))) for point in points]
+    asked = [(int(s), point) for point, text in said for s in re.findall(r"measure for about (\d+) s", text)]
+    if asked:
+        longest, point = max(asked, key=lambda each: each[0])
+        say(f"  a longer window: {longer_window(point.load, longest, point.duration_s)}")
+    elif short := [point for point, text in said if "measure for longer" in text]:
+        counted = all(point.load.requests for point in short)
+        print(f"  a longer window: {'--measurement-request-count N' if counted else '-p MILLISECONDS'}")
 
 
 def _rests_on_few(point: Point) -> bool:
@@ -149,7 +150,7 @@ def say_few(points: Sequence[Point]) -> None:
     alike = " (those of one batch count as one)" if any(claim.had < point.n for point, claim in few) else ""
     say(
         f"  ? {whose} on too few requests: it takes {needed} to claim one with 99 % confidence, there are {fewest}"
-        f"{asked}{alike}; measure for about {seconds} s: {_option(longest, seconds)}"
+        f"{asked}{alike}; measure for about {seconds} s: {longer_window(longest.load, seconds, longest.duration_s)}"
     )
 
 
@@ -170,15 +171,16 @@ def goal_text(point: Point, p99_ms: float, option: str = "-p {ms}") -> str:
     if "measure_for_s" not in found:
         return f"  {found['text']}"
     seconds = found["measure_for_s"]
-    how = _option(point, seconds, option)
+    how = longer_window(point.load, seconds, point.duration_s, option)
     return f"  ! to show that p99 is at most {p99_ms:g} ms measure for about {seconds} s: {how}"
 
 
-def _option(point: Point, seconds: int, option: str = "-p {ms}") -> str:
-    """The option that has a point measured for so long; of a window that ends after some requests their number."""
-    if point.load.requests:
-        more = seconds / point.duration_s if point.duration_s > 0 else 2.0
-        return f"--measurement-request-count {math.ceil(point.load.requests * more)}"
+def longer_window(load: Load, seconds: int, lasted: float, option: str = "-p {ms}") -> str:
+    """The option for a window of so many seconds, given how long one of that load lasted; of a window that ends after
+    some requests their number."""
+    if load.requests:
+        more = seconds / lasted if lasted > 0 else 2.0
+        return f"--measurement-request-count {math.ceil(load.requests * more)}"
     return option.format(s=seconds, ms=1000 * seconds)
 
 

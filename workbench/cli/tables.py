@@ -170,7 +170,7 @@ def _broken(head: str, room: int) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        text = "-" if value != value else f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        text = "-" if value != value else f"{value:.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
         return f"{text}?" if isinstance(value, Doubtful) else text
     return "" if value is None else str(value)
 

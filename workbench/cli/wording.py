@@ -29,6 +29,9 @@ _BARE = {
 }  # fmt: skip
 """Arguments that are known for what they are without a value, too; others are words, or fields of a configuration."""
 
+_SCALES = {"duration_s": 1000, "sequence_length_variation": 100}
+"""So many of a flag's unit are one of the argument's."""
+
 _NO_ARGUMENTS = ("help", "set", "a", "b")
 """Flags whose names are nobody's argument, but may stand in a text."""
 
@@ -121,12 +124,14 @@ def _renamed(text: str, flags: Mapping[str, tuple[str, str]]) -> str:
         value = found[2].strip("'\"")
         if value == "True":
             return flag
+        if found[1] in _SCALES and value.replace(".", "", 1).isdecimal():
+            value = f"{float(value) * _SCALES[found[1]]:g}"
         return f"{flag} {metavar if value in ('', '...') or value.startswith('{') else value}".rstrip()
 
     text = re.sub(rf"(?<![\w.])({names})=({_VALUE})", valued, text)
     bare = "|".join(name for name in flags if name in _BARE)
     if bare:
-        text = re.sub(rf"(?<![\w.-])({bare})(?![\w=])", lambda found: _in_words(found[1], flags), text)
+        text = re.sub(rf"(?<![\w./-])({bare})(?![\w=/]|\.\w)", lambda found: _in_words(found[1], flags), text)
     return re.sub(rf"\A({names})(?= must\b)", lambda found: _in_words(found[1], flags), text)
 
 
