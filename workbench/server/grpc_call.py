@@ -294,6 +294,11 @@ class Call:
         """A message that was kept has been answered."""
         self._carrier.let_go(self, size + FRAMING)
 
+    def pass_over(self, size: int) -> None:
+        """A message of ``size`` bytes is not kept: what was reserved for it others may have."""
+        self.keep(size)
+        self.let_go(size)
+
     def hold(self, reason: Hold) -> None:
         """Takes no further messages for now, which the client learns by flow control."""
         self.held |= reason

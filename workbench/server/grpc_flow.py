@@ -116,11 +116,15 @@ class FlowControl(ABC):
         return max(window, memory.size - memory.used + packed.counted)
 
     def grown(self, call: Call, packed: Packed) -> None:
-        """See ``Memory``: what is larger than the window counts as if it had come so."""
-        size = packed.size
-        if size > self.server.options.limits.window and size > packed.counted:
+        """See ``Memory``: what is larger than the window counts as if it had come so, and what is not does not."""
+        size = packed.size if packed.size > self.server.options.limits.window else 0
+        if size > packed.counted:
             self.server.memory.take(call, size - packed.counted)
-            packed.counted = size
+        elif size < packed.counted and packed.is_whole:  # packing it has made it larger
+            self.server.memory.release(call, packed.counted - size)
+        else:
+            return
+        packed.counted = size
 
     def _had(self, call: Call, size: int) -> int:
         """What a message of ``size`` bytes was given before it came, which what it unpacks to takes over."""

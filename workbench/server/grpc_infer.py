@@ -84,6 +84,7 @@ class _Unary:
     def message(self, data: memoryview) -> None:
         """The request; a second one does not count, as in gRPC's core."""
         if self._asked is not None:
+            self._call.pass_over(data.nbytes)
             return
         asked = self._asked = Asked(self._calls.requests, data)
         call = self._call

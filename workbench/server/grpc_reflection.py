@@ -38,6 +38,7 @@ class ReflectionCall:
 
     def message(self, data: memoryview) -> None:
         """A question."""
+        self._call.pass_over(data.nbytes)
         made = protos()
         try:
             request = parse(made.reflection_request[self._version], data)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Packed:
-    """A compressed message. ``counted`` is what of the memory for messages it has, in bytes.
+    """A compressed message. ``counted`` is what of the memory for messages it has, in bytes; ``is_whole``: unpacked.
 
     Raises:
         BadMessage: the call names no compression.
     """
 
-    __slots__ = ("_unpacking", "counted")
+    __slots__ = ("_unpacking", "counted", "is_whole")
 
     def __init__(self, data: Buffer, encoding: str, counted: int) -> None:
         form = FORMS.get(encoding)
@@ -34,6 +34,7 @@ class Packed:
             raise BadMessage(INTERNAL, "a message is marked as compressed, but the call names no compression")
         self._unpacking = Unpacking(data, form)
         self.counted = counted
+        self.is_whole = False
 
     @property
     def size(self) -> int:
@@ -53,7 +54,7 @@ class Packed:
         """
         unpacking, limit = self._unpacking, min(room, MAX_MESSAGE)
         try:
-            is_whole = unpacking.step(min(most, max(1, limit + 1 - unpacking.size)))
+            self.is_whole = unpacking.step(min(most, max(1, limit + 1 - unpacking.size)))
         except Broken as error:
             raise BadMessage(INTERNAL, f"a compressed message cannot be read: {error}") from None
         if unpacking.size > limit:
@@ -61,7 +62,7 @@ class Packed:
             if room < MAX_MESSAGE:
                 text = f"the message unpacks to more than the {room} bytes that are free for messages: try again later"
             raise BadMessage(RESOURCE_EXHAUSTED, text)
-        return is_whole
+        return self.is_whole
 
 
 class Memory(Protocol):
@@ -71,7 +72,7 @@ class Memory(Protocol):
         """What a message may unpack to, in bytes."""
 
     def grown(self, call: Call, packed: Packed) -> None:
-        """It has unpacked to more."""
+        """It has unpacked to more, perhaps to the end."""
 
 
 class Unpacker:
