@@ -33,6 +33,7 @@ from workbench.server.grpc_arguments import grpc_options
 LONG_S = 60.0
 """An exit timeout that no test waits for."""
 
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 WAITS = (
@@ -193,6 +194,21 @@ def test_calls_that_have_not_asked_end_at_once(waiting: Waiting, method: str, se
         assert waiting.server.close(LONG_S), "nothing was cut"
         assert wire.answer(stream)[:2] == (14, STOPPING)
         wire.until_closed()
+
+
+@pytest.mark.parametrize("method", ["ServerLive", REFLECTION, "ModelInfer", "ModelStreamInfer"])
+def test_calls_that_begin_while_it_stops_and_ask_nothing_do_not_hold_it(waiting: Waiting, method: str) -> None:
+    with Wire(waiting.server.grpc_url) as wire, stub_of(waiting.server) as stub, ThreadPoolExecutor(1) as pool:
+        idle = Talk(stub)
+        first = wire.call("ModelInfer", request("waits", 1).SerializeToString())
+        waiting.begun()
+        closed = pool.submit(waiting.server.close, 10.0)
+        idle.end()
+        late = wire.call(method, end=False)
+        assert wire.answer(late)[:2] == (14, STOPPING)
+        waiting.let_go()
+        assert wire.answer(first)[0] == 0
+        assert closed.result(20), "nothing was cut"
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET /v2 HTTP/1.1\r\nHost: loc", b"GET /v2 HTTP/1.1\r\n\r\nPOST /v2"])

@@ -65,7 +65,6 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
         self._greeted = False
         self._pinged = 0.0  # when a ping was sent that is not answered yet
         self._leaving = 0.0  # when it was told to go
-        self._stops = False  # and its calls, because the server stops
         self._inside: dict[int, float] = {}  # calls in the middle of a message: since when nothing has come
         self._known_heads: dict[tuple[tuple[bytes, bytes], ...], dict[bytes, bytes]] = {}  # of accepted calls
         self._on_event: dict[type, Callable[[Any], None]] = {
@@ -379,7 +378,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
     def shut(self) -> None:
         """Tells the client to go elsewhere with new calls; closes when none is left.
 
-        Where the server stops those end in which nothing is asked.
+        Where the server stops those end in which nothing is asked, also those that have begun since.
         """
         if self.transport is None:
             return
@@ -388,8 +387,7 @@ class GrpcConnection(Answers, asyncio.BufferedProtocol):
             with contextlib.suppress(ngh2.NGH2Error):
                 self._h2.send_shutdown_notice()
             self._plan()
-        if self.server.closing and not self._stops:
-            self._stops = True
+        if self.server.closing:
             for call in tuple(self.calls.values()):
                 call.stop()
 
