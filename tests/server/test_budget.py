@@ -73,3 +73,21 @@ def test_packed_bodies_that_fill_all_the_memory_do_not_wait_for_each_other() -> 
     assert late.reserve(Body(), 30)
     all.bodies.let_go(second)
     assert all.begun[2:] == ["late"], "what comes waits for what is unpacked, too"
+
+
+def test_thousands_of_packed_bodies_that_are_given_up_when_their_turn_comes() -> None:
+    """As they are when the server stops."""
+    bodies, given_up = Bodies(100), []
+    first = Body()
+    bodies.unpack(first, 100, lambda: None)
+
+    def give_up(body: Body) -> None:
+        given_up.append(body)
+        bodies.let_go(body)
+
+    others = [Body() for _ in range(3000)]
+    for each in others:
+        bodies.unpack(each, 100, lambda each=each: give_up(each))  # type: ignore[misc]
+    assert not given_up
+    bodies.let_go(first)
+    assert (given_up, bodies.used) == (others, 0)

@@ -64,6 +64,17 @@ def test_a_request_in_the_body_of_another_is_none(running: Running) -> None:
     assert found == [b"POST /known abc", b"POST /known abc", b"POST /outer x" + known, b"POST /known abc"]
 
 
+def test_who_waits_behind_others_is_told_nothing_before_them(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interim answer would be taken for one to the request before."""
+    monkeypatch.setattr("workbench.server.http_turns._TURN_NS", -1)  # others have their turn after each request
+    head = post(b"/e", b"hi", b"Expect: 100-continue\r\n").removesuffix(b"hi")
+    with running.connect() as client, client.makefile("rb") as stream:
+        client.sendall(post(b"/a", b"") + head)
+        assert read_answer(stream)[::2] == (200, b"POST /a ")
+        client.sendall(b"hi")
+        assert read_answer(stream)[::2] == (200, b"POST /e hi")
+
+
 def test_a_body_that_looks_like_the_end_of_a_head(running: Running) -> None:
     one = post(b"/one", b"1")
     odd = post(b"/odd", b"abc\r\n\r\n")

@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from workbench.server import RunningServer, ServerOptions
 from workbench.server.grpc_options import GrpcLimits, GrpcOptions
+from workbench.server.grpc_protos import protos
 from workbench.server.http import HttpLimits
 from workbench.server.unpacking import AT_ONCE, EITHER, GZIP, ZLIB, Broken, Unpacking
 
@@ -258,6 +259,61 @@ def test_what_unpacks_to_more_than_there_is_is_refused(served: RunningServer, me
     wait_for(lambda: not used(served))
 
 
+def stored(message: bytes) -> bytes:
+    """Packed to more bytes than it has."""
+    packer = zlib.compressobj(0, wbits=GZIP)
+    data = packer.compress(message) + packer.flush()
+    return b"\1" + len(data).to_bytes(4, "big") + data
+
+
+def hollow(message: bytes) -> bytes:
+    """A small one, packed with many empty blocks."""
+    packer = zlib.compressobj(wbits=GZIP)
+    data = packer.flush(zlib.Z_FULL_FLUSH) + b"\0\0\0\xff\xff" * 50_000 + packer.compress(message) + packer.flush()
+    return b"\1" + len(data).to_bytes(4, "big") + data
+
+
+def take(wire: Wire, stream: int, size: int) -> None:
+    """Reads that many bytes of a call's answers."""
+    while size > 0:
+        events = wire.read()
+        assert not wire.closed
+        size -= sum(
+            len(each.data) for each in events if isinstance(each, ngh2.DataReceived) and each.stream_id == stream
+        )
+
+
+@pytest.mark.parametrize("pack", [stored, hollow, packed])
+def test_an_answered_message_holds_nothing_while_its_stream_goes_on(
+    served: RunningServer, pack: Callable[[bytes], bytes]
+) -> None:
+    size = 400 if pack is hollow else 1 << 20
+    with Wire(served.grpc_url, window=1 << 24) as wire:
+        wire.h2.set_local_window_size(1 << 30)
+        stream = begin(wire, "ModelStreamInfer", pack(zeros(size)), end=False)
+        take(wire, stream, size)
+        wait_for(lambda: not used(served))
+        wire.h2.send_data(stream, pack(zeros(size)))
+        wire.flush()
+        take(wire, stream, size)
+        wait_for(lambda: not used(served))
+        wire.h2.end_stream(stream)
+        wire.flush()
+        assert wire.answer(stream)[0] == 0
+
+
+@pytest.mark.parametrize("pack", [framed, packed])
+def test_a_large_question_of_reflection_holds_nothing_while_its_stream_goes_on(
+    served: RunningServer, pack: Callable[[bytes], bytes]
+) -> None:
+    asked = protos().reflection_request["v1"](file_by_filename="x" * 300_000).SerializeToString()
+    with Wire(served.grpc_url, window=1 << 24) as wire:
+        wire.h2.set_local_window_size(1 << 30)
+        stream = begin(wire, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", pack(asked), end=False)
+        take(wire, stream, 300_000)
+        wait_for(lambda: not used(served))
+
+
 def test_a_message_that_breaks_late(served: RunningServer) -> None:
     whole = packed(zeros(LARGE))
     size = len(whole) - 5 - 8  # without the check at the end
@@ -350,6 +406,28 @@ def test_packed_bodies_wait_for_memory(tmp_path: Any, start: Any) -> None:
                 done += 1
         assert 1 <= most <= 2
         wait_for(lambda: server._listeners[0].bodies.used == 0)
+
+
+def test_who_leaves_while_his_body_waits_for_memory_is_not_unpacked(tmp_path: Any, start: Any, gate: Gate) -> None:
+    """He is told so at once, if he has only said that he sends no more."""
+    body = gzip.compress(SEVEN + b" " * LARGE)
+    head = b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    options = ServerOptions(name="leaves", exit_timeout_s=5.0, limits=HttpLimits(memory=LARGE))
+    with start(write_models(tmp_path), options) as server:
+        host, _, port = server.http_url.removeprefix("http://").rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=20) as first,
+            socket.create_connection((host, int(port)), timeout=20) as second,
+        ):
+            first.sendall(head + body)
+            assert gate.reached.wait(20)
+            second.sendall(head + body)
+            second.shutdown(socket.SHUT_WR)
+            assert second.recv(4096).startswith(b"HTTP/1.1 400 ")
+            gate.open()
+            assert first.recv(4096).startswith(b"HTTP/1.1 200 ")
+        wait_for(lambda: not server._listeners[0].bodies.used)
+    assert gate.ends == [len(SEVEN) + LARGE]
 
 
 # -- bit by bit --------------------------------------------------------------------------------------------------------

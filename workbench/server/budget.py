@@ -175,6 +175,7 @@ class Bodies(Budget[Share]):
         super().__init__(size)
         self._packed: dict[Holding, tuple[int, Callable[[], None]]] = {}  # wait, in their order
         self._plain: dict[Holding, int] = {}  # bytes of those that may be unpacked, until they are answered
+        self._is_granting = False  # who is let go meanwhile, perhaps by the one that is granted, makes room for others
 
     def unpack(self, request: Holding, most: int, then: Callable[[], None]) -> None:
         """Calls ``then`` when a request's body may unpack to ``most`` bytes: now or later, never when it is let go."""
@@ -195,12 +196,18 @@ class Bodies(Budget[Share]):
         self._grant()
 
     def _grant(self) -> None:
-        while self._packed:
-            request, (most, then) = next(iter(self._packed.items()))
-            if self._plain and self.used + most > self.size:
-                break
-            del self._packed[request]
-            self._plain[request] = most
-            self.used += most
-            then()
+        if self._is_granting:
+            return
+        self._is_granting = True
+        try:
+            while self._packed:
+                request, (most, then) = next(iter(self._packed.items()))
+                if self._plain and self.used + most > self.size:
+                    break
+                del self._packed[request]
+                self._plain[request] = most
+                self.used += most
+                then()
+        finally:
+            self._is_granting = False
         super()._grant()

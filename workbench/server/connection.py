@@ -209,7 +209,8 @@ class HttpConnection(Turns, asyncio.Protocol):
         if size is not None and size >= LARGE:
             self._reserve(exchange, size)
         expect = exchange.headers.get(b"expect")
-        if expect is not None and expect.lower() == b"100-continue" and self._current is None and self.transport:
+        is_next = self._current is None and not self._waiting  # else it would be taken for one of those before it
+        if expect is not None and expect.lower() == b"100-continue" and is_next and self.transport:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_chunk_header(self) -> None:

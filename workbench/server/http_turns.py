@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from workbench.clock import monotonic_ns
+from workbench.errors import Cancelled
 from workbench.protocol.binary import Buffer
 from workbench.server.budget import Bodies, Share
 from workbench.server.exchange import Application, Exchange, Stream
@@ -178,9 +179,15 @@ class Turns(ABC):
 
     def unpack(self, exchange: Exchange, most: int, then: Callable[[], None]) -> None:
         """See ``Exchange.unpack``."""
+
+        def begin() -> None:
+            exchange.on_gone = None  # what is under way is answered
+            then()
+
         if self.transport is not None:
             exchange.unpacks = True
-            self.server.bodies.unpack(exchange, most, then)
+            exchange.on_gone = lambda: exchange.fail(Cancelled(""))
+            self.server.bodies.unpack(exchange, most, begin)
 
     def unpacked(self, exchange: Exchange, size: int) -> None:
         """See ``Exchange.unpacked``."""
