@@ -143,7 +143,29 @@ def test_blocks_that_are_not_valid_are_left_out_with_their_pair_and_measured_aga
     result = run.result()
     assert len(result.blocks) == 14
     assert result.comparisons["throughput"].pairs == 6
-    assert "a block was left out: the load generator was late" in repr(result)
+    assert "  ! 1 of 14 blocks was left out: 1 × the load generator was late\n" in repr(result) + "\n"
+
+
+def test_what_was_left_out_is_a_line_and_each_kind_of_reason_is_told_once() -> None:
+    calls = 0
+
+    def measure(side: Side, load: Load) -> Point:
+        nonlocal calls
+        calls += 1
+        if calls % 7 == 0:
+            return Point(model="m", load=load, valid=True, n=500, throughput=1.0, failed=calls)
+        why = f"the load generator was late: send lag p50 {calls / 10} ms"
+        return Point(model="m", load=load, valid=False, throughput=1.0, reasons=(why,))
+
+    run = Interleaver(
+        Side("A", "m"), Side("B", "m"), Load.closed(8), measure, options=ABOptions(pairs=5, max_pairs=5)
+    )  # fmt: skip
+    run.run()
+    result = run.result()
+    late = "the load generator was late: send lag p50 0.1 ms"
+    assert result.verdict == f"no verdict: no pair of blocks is valid: {late}; 7 requests failed"
+    lines = [line for line in repr(result).splitlines() if "left out" in line]
+    assert lines == [f"  ! 20 of 20 blocks were left out: 18 × {late}; 2 × 7 requests failed"]
 
 
 def test_a_machine_that_stays_busy_gives_no_verdict_and_no_endless_loop() -> None:

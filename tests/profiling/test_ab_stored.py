@@ -16,7 +16,7 @@ from workbench.errors import InternalError, InvalidRequest, NotReady
 from workbench.profiling import ABOptions, ABResult, Load, Measurer, Point, ab
 from workbench.profiling.ab_result import Block, Side, compare_blocks
 from workbench.profiling.best import usable_points
-from workbench.records.runs import RunStore
+from workbench.records.runs import Run, RunStore
 
 BLOCK = Load.closed(2, duration_s=0.15, warmup_s=0.02, max_warmup_s=0.02, min_requests=0, drain_s=2.0)
 ENDLESS = """
@@ -128,6 +128,17 @@ def test_nothing_is_measured_where_nothing_can_be_stored(tmp_path: Path) -> None
         with pytest.raises(InternalError, match="cannot be written"):
             ab(target, "m", {"max_batch_size": 4}, {}, BLOCK, inputs=INPUTS, store=RunStore(tmp_path / "runs"))
         assert server.received == 0
+
+
+def test_a_save_that_stores_nothing_gives_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(run: Run, *given: object, **more: object) -> int:
+        raise InternalError("the run cannot be written: database or disk is full", where="here")
+
+    block = Block("A", 0, Point(model="m", load=BLOCK, throughput=1.0, n=500, valid=True, stable=True))
+    result = ABResult(Side("A", "m"), Side("B", "m"), BLOCK, (block,), compare_blocks([block], [6]), "throughput")
+    monkeypatch.setattr(Run, "add_point", full)
+    with pytest.raises(InternalError, match="disk is full"):
+        result.save(RunStore(tmp_path))
 
 
 def test_what_is_no_ab_is_refused(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper
 
 import workbench as wb
 from workbench.cli import main
-from workbench.errors import InvalidRequest, NotFound, NotReady
+from workbench.errors import InternalError, InvalidRequest, NotFound, NotReady
 from workbench.profiling import Load, MeasureOptions, Point
 from workbench.profiling.intervals import Estimate
-from workbench.records.runs import RunStore
+from workbench.records.runs import Run, RunStore
 from workbench.tuning.compare_result import CompareResult, ModelFigures, against, figure_over
 
 SCALE = """
@@ -410,3 +410,19 @@ def test_two_of_the_same_are_too_close_to_call(sample_repository: Path, tmp_path
     assert drift.max_abs == 0
     assert (drift.outputs[0].kind, drift.outputs[0].cosine_min, drift.outputs[0].neighbours) == ("embedding", 1, 1)
     assert abs(found["same"].against["throughput"].change) < 0.5
+
+
+def test_a_store_that_takes_nothing_loses_no_comparison(
+    server: wb.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: Run, *given: object, **more: object) -> int:
+        raise InternalError("the run cannot be written: database or disk is full", where="here")
+
+    monkeypatch.setattr(Run, "add_point", full)
+    result = server.compare(
+        ["exact", "same"], store=tmp_path, show_progress=False, **QUICK | {"rounds": 2, "requests": 3}
+    )  # fmt: skip
+    assert [len(each.blocks) for each in result.models] == [2, 2]
+    told = repr(result)
+    assert "it was not stored: the run cannot be written: database or disk is full (here)" in told
+    assert "one had 3; longer blocks have them: requests (--measurement-request-count N)" in told

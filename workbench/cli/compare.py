@@ -73,10 +73,11 @@ def run(args: argparse.Namespace) -> int:
         print(_json(result, stored))
     else:
         print_told(repr(result))
-        print(f"run {stored}")
+        if stored:
+            print(f"run {stored}")
     if result.stopped:
         return 130
-    return 1 if any(each.error or not each.n for each in result.models) else 0
+    return 1 if result.unstored or any(each.error or not each.n for each in result.models) else 0
 
 
 _ELSEWHERE = "workbench runs show on a wider terminal has them"
@@ -127,6 +128,6 @@ def _json(result: CompareResult, stored: str) -> str:
     found = {
         "verdict": result.verdict, "fastest": result.fastest, "metric": result.metric, "reference": result.reference,
         "examples": len(result.inputs), "stopped": result.stopped, "models": models, "load": result.load.to_json(),
-        "run": stored,
+        "run": stored, "unstored": result.unstored,
     }  # fmt: skip
     return orjson.dumps(found).decode()  # nan becomes null

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from workbench.errors import InvalidRequest, WorkbenchError
+from workbench.errors import InternalError, InvalidRequest, WorkbenchError
 from workbench.profiling.ab_verdict import METRICS, Comparison, compare_points, confidence_of
+from workbench.profiling.left_out import left_out
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.settings import short_name
@@ -126,11 +127,17 @@ class ABResult:
         return pd.DataFrame([_row(block) for block in self.blocks])
 
     def save(self, store: RunStore, *, title: str = "") -> str:
-        """Writes the blocks as a run of the store, with the verdict, and gives its id."""
+        """Writes the blocks as a run of the store, with the verdict, and gives its id.
+
+        Raises:
+            InternalError: not all of it can be written there.
+        """
         with ABBook(store, (self.a, self.b), self.load, self.metric, self.looks, title=title) as book:
             for block in self.blocks:
                 book.write(block)
             book.finish(self)
+            if book.unstored:
+                raise InternalError(book.unstored, where=str(book.run.path))
             return book.run.id
 
     @classmethod
@@ -153,12 +160,12 @@ class ABResult:
         lines = [self.verdict, f"  A: {self.a.label}", f"  B: {self.b.label}", f"  {self.load.label}"]
         if not self.running:
             lines += [f"  {each.text}" for name, each in self.comparisons.items() if name != self.metric]
-        left_out = {why: None for block in self.blocks if not block.usable for why in block.why}
         if self.stopped:
             lines.append(f"  stopped before its end: {self.progress}")
         if not self.restored:
             lines.append("  ! the configuration could not be restored")
-        lines += [f"  ! a block was left out: {why}" for why in left_out]
+        text = left_out([block.why for block in self.blocks if not block.usable], len(self.blocks))
+        lines += [f"  ! {text}"] if text else []
         lines += [f"  ! {self.unstored}"] if self.unstored else []
         return "\n".join(lines)
 

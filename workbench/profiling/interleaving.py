@@ -17,6 +17,7 @@ from workbench.errors import InvalidRequest, NotReady, WorkbenchError
 from workbench.profiling.ab_result import ABBook, ABResult, Block, Name, Side, compare_blocks, usable_pairs
 from workbench.profiling.ab_verdict import METRICS, Comparison, deciding_metric, looks
 from workbench.profiling.interrupting import interrupt_stops
+from workbench.profiling.left_out import gathered
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measurer, failed_point
 from workbench.profiling.paths import read_back_differences
@@ -121,9 +122,8 @@ class Interleaver:
         """What there is."""
         a, b = self._sides
         if not error and not stopped and self.blocks and not usable_pairs(self.blocks):
-            error = "no pair of blocks is valid: " + "; ".join(
-                dict.fromkeys(why for block in self.blocks for why in block.why)
-            )
+            whys = gathered((why, "") for block in self.blocks for why in block.why)
+            error = "no pair of blocks is valid: " + "; ".join(why for why, _ in whys)
         return ABResult(
             a, b, self.load, tuple(self.blocks), self.compare(), self.metric, stopped, restored, error,
             looks=self.looks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +99,11 @@ def compare(
         )
     runs = RunStore(store) if isinstance(store, str | Path) else store
     if runs is not None:
-        with runs.open(result.save(runs, title=title), write=True) as run:
-            run.set_meta(told=repr(result))  # the blocks alone say neither what was asked nor what loading took
+        try:
+            with runs.open(result.save(runs, title=title), write=True) as run:
+                run.set_meta(told=repr(result))  # the blocks alone say neither what was asked nor what loading took
+        except WorkbenchError as error:  # what is measured is not lost
+            result = replace(result, unstored=f"it was not stored: {error.message} ({error.where})")
     return result
 
 

@@ -55,9 +55,11 @@ def filled(config: Mapping[str, Any], blocks: Sequence[Point]) -> list[str]:
 def too_short(blocks: Sequence[Point]) -> tuple[str, ...]:
     """Which percentiles blocks of so few requests do not have."""
     counts = [point.n for point in blocks if usable(point)]
+    counted = any(point.load.requests for point in blocks)
+    longer = "requests (--measurement-request-count N)" if counted else "duration_s (-p MS)"
     return tuple(
         f"no {metric.removesuffix('_ms')}: it takes {least} requests in each block, one had {min(counts)}; "
-        "longer blocks have them: duration_s (-p MS)"
+        f"longer blocks have them: {longer}"
         for metric, least in FEWEST.items()
         if counts and min(counts) < least
     )

@@ -20,6 +20,7 @@ from workbench.profiling.ab_verdict import (
     figure_of,
 )
 from workbench.profiling.intervals import NOTHING, Estimate, mean_of
+from workbench.profiling.left_out import left_out
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
 from workbench.profiling.sweep_result import write_point
@@ -82,13 +83,8 @@ class ModelFigures:
         found = [self.error] if self.error else []
         if self.drift is not None and self.drift.metric_error:
             found.append(self.drift.metric_error)
-        left_out = [_why(point) for point in self.blocks if not (usable(point) or self.error)]
-        if left_out:
-            whys = list(dict.fromkeys(why for each in left_out for why in each))
-            more = f"; and {len(whys) - 2} more" if len(whys) > 2 else ""
-            were = "was" if len(left_out) == 1 else "were"
-            found.append(f"{len(left_out)} of {len(self.blocks)} blocks {were} left out: {'; '.join(whys[:2])}{more}")
-        return found
+        text = left_out([_why(point) for point in self.blocks if not (usable(point) or self.error)], len(self.blocks))
+        return [*found, *([text] if text else [])]
 
     @property
     def remarks(self) -> list[str]:
@@ -113,7 +109,8 @@ class ModelFigures:
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """Models side by side. ``answers`` are their outputs on the first of the example ``inputs``, by model."""
+    """Models side by side. ``answers`` are their outputs on the first of the example ``inputs``, by model; ``unstored``
+    says why the comparison is not in the store, if it was to be."""
 
     models: tuple[ModelFigures, ...]
     reference: str
@@ -121,6 +118,7 @@ class CompareResult:
     inputs: tuple[Mapping[str, NDArray[Any]], ...]
     answers: Mapping[str, Sequence[Mapping[str, NDArray[Any]]]]
     stopped: bool = False
+    unstored: str = ""
 
     def __getitem__(self, model: str) -> ModelFigures:
         for each in self.models:
@@ -232,7 +230,9 @@ class CompareResult:
         for each in self.models:
             lines += [f"  ! {each.model}: {text}" for text in each.problems]
             lines += [f"  note: {each.model}: {text}" for text in each.remarks]
-        return "\n".join([*lines, *(["  stopped before its end"] if self.stopped else [])])
+        lines += ["  stopped before its end"] if self.stopped else []
+        lines += [f"  ! {self.unstored}"] if self.unstored else []
+        return "\n".join(lines)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
