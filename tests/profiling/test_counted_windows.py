@@ -36,6 +36,13 @@ def test_the_window_goes_on_for_as_long_as_they_take() -> None:
     assert point.duration_s > 0.8, "and not for twice 0.1 s"
 
 
+def test_a_window_of_a_closed_loop_begins_with_an_answer_too() -> None:
+    """Begun in the middle of a round it would be half a round too short: a fifth more throughput than there is."""
+    point = measured(Load.closed(1, requests=3, warmup_s=0.05, max_warmup_s=0.05), latency_s=0.1)
+    assert point.n == 3
+    assert point.throughput == pytest.approx(1000 / point.mean_ms, rel=0.05), "one client has no more than that"
+
+
 def test_an_open_loop_is_counted_too() -> None:
     point = measured(Load.open(200, "constant", requests=50, **BARELY))
     assert point.n == pytest.approx(50, abs=2), "it is about what was due in the window"

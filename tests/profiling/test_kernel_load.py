@@ -13,10 +13,12 @@ from served_echo import write_repository
 
 from workbench.config import to_json
 from workbench.engine import EngineOptions, InferenceEngine
+from workbench.errors import InvalidRequest
 from workbench.profiling import Load, Measurer, measure
 from workbench.profiling.kernel_load import KernelLoad
 from workbench.profiling.plan import Plan
 from workbench.profiling.requests import Prepared
+from workbench.profiling.samples import Samples
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
 
@@ -125,6 +127,67 @@ def test_what_was_due_in_a_window_is_in_the_books_however_long_the_thread_stood_
     assert len(samples.scheduled) == 50
     assert samples.ok.all()
     assert (samples.done - samples.scheduled).max() > 100_000_000
+
+
+class InPairs:
+    """Answers two requests at a time, the one whose answer was there first after the other: two threads do so."""
+
+    def __init__(self) -> None:
+        self.here = threading.local()
+        self.waiting: list[Callable[[InferenceResponse], None]] = []
+
+    def clock(self) -> int:
+        return time.monotonic_ns() - int(getattr(self.here, "ago_ns", 0))
+
+    def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+        self.waiting.append(on_response)
+        if len(self.waiting) == 2:
+            pair, self.waiting = self.waiting, []
+            threading.Timer(0.02, self.answer, [pair]).start()
+        return None
+
+    def answer(self, pair: Sequence[Callable[[InferenceResponse], None]]) -> None:
+        for place, on_response in enumerate(pair):
+            self.here.ago_ns = 5_000_000 * place
+            on_response(InferenceResponse("m", 1))
+
+
+def counted(target: Any, load: Load, clock: Callable[[], int] = time.monotonic_ns) -> Samples:
+    prepared = Prepared((InferenceRequest("m", []),), 1, "given", plan=Plan.plain(1))
+    return KernelLoad(target, prepared, load, on_event=lambda event: None, clock=clock).run()
+
+
+def test_all_answers_that_are_counted_are_in_the_window_in_whatever_order_they_come() -> None:
+    target = InPairs()
+    samples = counted(target, Load.closed(2, requests=6, warmup_s=0, max_duration_s=5.0), target.clock)
+    begin, end = samples.window
+    assert int((samples.ok & (samples.done >= begin) & (samples.done < end)).sum()) == 6
+
+
+def test_a_window_of_so_many_in_the_kernel_begins_with_an_answer_too() -> None:
+    class Later:
+        def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+            threading.Timer(0.1, on_response, [InferenceResponse("m", 1)]).start()
+            return None
+
+    samples = counted(Later(), Load.closed(1, requests=3, warmup_s=0.05, max_warmup_s=0.05, max_duration_s=5.0))
+    begin, end = samples.window
+    inside = samples.ok & (samples.done >= begin) & (samples.done < end)
+    assert int(inside.sum()) == 3
+    took = (samples.done - samples.sent)[inside].sum()
+    assert end - begin == pytest.approx(took, rel=0.05), "three whole rounds of the client"
+
+
+def test_a_window_of_so_many_ends_where_nothing_is_answered_but_errors() -> None:
+    class Refusing:
+        def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+            on_response(InferenceResponse("m", 1, error=InvalidRequest("this is never taken")))
+            return None
+
+    samples = counted(Refusing(), Load.closed(1, requests=50, warmup_s=0, max_duration_s=8.0))
+    assert not samples.ok.any()
+    assert len(samples.ok) >= 10
+    assert samples.seconds < 4.0, "and not 8 s, or ten minutes where nobody says how long at most"
 
 
 def _only(errors: Mapping[str, int]) -> str:

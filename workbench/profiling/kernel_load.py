@@ -51,7 +51,8 @@ class KernelLoad:
         self._offsets = self._sender.offsets
         self._next = 0
         self._start = self._began = 0
-        self._left, self._count_from, self._counted_at = load.requests, 0, 0
+        self._left, self._count_from, self._counted_at = load.requests + (0 if load.has_open else 1), 0, 0
+        self._latest = 0
         self._lost = ""
 
     def run(self) -> Samples:
@@ -69,7 +70,7 @@ class KernelLoad:
         if load.requests:
             self._count_from = begin
             self._until(begin + int(load.longest_s * 1e9))
-            end = self._counted_at or clock()
+            begin, end = self._count_from, self._counted_at or clock()
         else:
             end = self._settled(begin, answered)
         if not self._stop.is_set():
@@ -144,9 +145,11 @@ class KernelLoad:
 
     @property
     def _over(self) -> bool:
-        """Whether it was stopped, or all that is still to come would fail because the model is gone."""
+        """Whether it was stopped, or all that is still to come would fail: the model is gone, or answers nothing of a
+        window that is to have so many requests."""
         self._lost = self._lost or self._recorder.broken_off(self._began)
-        return bool(self._lost) or self._stop.is_set()
+        hopeless = self._count_from > 0 and self._recorder.hopeless(self._count_from)
+        return bool(self._lost) or self._stop.is_set() or hopeless
 
     def _send_due(self, now: int, wake: int) -> int:
         """Sends what is due and gives the time of what comes next, ``wake`` at the latest."""
@@ -179,9 +182,7 @@ class KernelLoad:
             return
         self._recorder.done[number] = done
         if self._count_from and error is None and done >= self._count_from:
-            self._left -= 1
-            if self._left == 0:
-                self._counted_at = done + 1  # it is the last one of the window
+            self._count_one(done)
         client = self._sender.ended(number, error is None)
         if client is None:
             return
@@ -189,6 +190,15 @@ class KernelLoad:
             self._sender.go_on(client, done)
         else:  # as over HTTP: a client that failed pauses for a moment
             self._later.append((self._clock() + _PAUSE_NS, client))
+
+    def _count_one(self, done: int) -> None:
+        """One more answer of a window of so many. That of a closed loop begins with an answer, as over the network."""
+        if self._left > self._load.requests:
+            self._count_from = done + 1
+        self._left -= 1
+        self._latest = max(self._latest, done)  # answers of several threads come in almost the order of their stamps
+        if self._left == 0:
+            self._counted_at = self._latest + 1  # all that were counted are in the window
 
     def _drain(self, end: int) -> bool:
         deadline = end + int(self._load.drain_s * 1e9)

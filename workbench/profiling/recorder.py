@@ -17,6 +17,9 @@ PENDING = -1
 GONE_NS = 3_000_000_000
 """A load is broken off after so long without its server, or model: one that is started again at once may come back."""
 
+_GIVE_UP_NS = 1_500_000_000
+"""So long a load goes on of which nothing is ever answered but errors."""
+
 _NOT_THERE = re.compile(r"Request for unknown model|is not at ready state|stopped accepting new inference requests")
 """How Triton refuses requests to a model that is not loaded, or is being unloaded."""
 
@@ -116,6 +119,10 @@ class Recorder:
         """Why a load that began then is to end now, for its model is not there any more; empty where it is to go on."""
         gone = self._unavailable
         return self.loss("model", gone.text, gone.since - began) if gone.for_good else ""
+
+    def hopeless(self, began: int) -> bool:
+        """Whether nothing has ever been answered but errors, in a load that began then."""
+        return self.answered == 0 and self.failed >= 10 and self.clock() - began > _GIVE_UP_NS
 
     def loss(self, of: str, why: str, after_ns: int) -> str:
         """In words that a load was broken off."""

@@ -26,7 +26,6 @@ Emit = Callable[[dict[str, Any]], None]
 """Tells whoever asked for the run what happens: ``{"event": "window"|"window_end"|"progress", ...}``."""
 
 _START_DELAY_NS = 5_000_000
-_GIVE_UP_NS = 1_500_000_000
 _LOOK_NS = 100_000_000
 _EARLY_NS = 1_000_000
 _STRIDE = 104_729
@@ -93,7 +92,8 @@ class LoadRun:
         """Set with the answer that ends a window of so many requests."""
         self._empty = asyncio.Event()
         self._window = [0, 0]
-        self._counts = False
+        self._left = 0
+        """So many answers are still to come in a window of so many requests; 0 where none are counted."""
         self._cpu = [0.0, 0.0]
         self._answered_before = 0
         self._paused = 0
@@ -200,9 +200,8 @@ class LoadRun:
     def _done(self, number: int, error: str | None) -> None:
         if not self.recorder.finish(number, error):
             return
-        if self._counts and self._in_window() >= self.load.requests and not self._counted.is_set():
-            self._window[1] = self.recorder.done[number] + 1  # it is the last one of the window
-            self._counted.set()
+        if self._left and error is None:
+            self._count_one(self.recorder.done[number])
         client = self._sender.ended(number, error is None)
         if client is not None and not self._stopped:
             if error is not None:
@@ -258,10 +257,22 @@ class LoadRun:
 
     async def _count(self, longest: int) -> None:
         """The window lasts until so many requests are answered, or until ``longest``."""
-        self._counts = True
+        self._left = self.load.requests + (0 if self.load.has_open else 1)
         await self._until(longest, self._counted)
-        self._counts = False
+        self._left = 0
         self._window[1], self._cpu[1] = self._window[1] or self.clock(), _cpu_s()
+
+    def _count_one(self, done: int) -> None:
+        """One more answer of a window of so many. That of a closed loop begins with an answer, as it ends with one:
+        begun anywhere in a round of its clients it would be too short by up to a round."""
+        if done < self._window[0]:
+            return  # at the very time of the one that it begins with
+        if self._left > self.load.requests:
+            self._window[0] = done + 1
+        self._left -= 1
+        if self._left == 0:
+            self._window[1] = done + 1  # it is the last one of the window
+            self._counted.set()
 
     async def _called(self, led: Led) -> int:
         """Waits for the common start, with closed loops also until it is there: open ones have a timer for that, which
@@ -342,7 +353,7 @@ class LoadRun:
     def _show_life(self) -> None:
         recorder = self.recorder
         self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed})
-        if recorder.answered == 0 and recorder.failed >= 10 and self.clock() - self._start > _GIVE_UP_NS:
+        if recorder.hopeless(self._start):
             self._break_off()
         self._look_whether_gone()
 
