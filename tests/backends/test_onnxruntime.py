@@ -126,12 +126,12 @@ def words(*items: bytes) -> InferenceRequest:
     return ask(row)
 
 
-def encoder() -> bytes:
+def encoder(shape: tuple[Any, Any] = ("b", 4)) -> bytes:
     """Words to numbers: "a" is 1, "é" 2, "" 3, another one -1."""
     node = helper.make_node(
         "LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_strings=["a", "é", ""], values_int64s=[1, 2, 3]
     )
-    return graph([node], [("x", "BYTES", ("b", 4))], [("y", "INT64", ("b", 4))])
+    return graph([node], [("x", "BYTES", shape)], [("y", "INT64", shape)])
 
 
 def test_strings_that_are_no_text_are_taken_as_bytes(tmp_path: Path) -> None:
@@ -165,6 +165,17 @@ def test_a_request_that_cannot_be_run_fails_alone(tmp_path: Path) -> None:
     assert [answer.error is None for answer in answers] == [True, False, True]
     assert answers[0].outputs[0].data.tolist() == [[b"a\0", b"a", b"", b""]]
     assert answers[2].outputs[0].data.tolist() == [[b"b", b"", b"", b""]]
+
+
+def test_a_long_string_beside_many_short_ones_takes_no_memory_for_each(tmp_path: Path) -> None:
+    """Bytes of one length: of a megabyte each, for a request of one in all."""
+    running = instance(context(tmp_path, WORDS.replace("dims: 4", "dims: -1"), encoder(("b", "n"))))
+    row = np.full((1, 128), b"a", dtype=object)
+    row[0, 0] = b"\xff" * (1 << 20)
+    with pytest.raises(InvalidRequest, match="one length, 1048576, the 128 of them take 128 MiB"):
+        run(running, [ask(row)])
+    (answer,) = run(running, [ask(row[:, :2])])
+    assert answer.outputs[0].data.tolist() == [[-1, 1]]
 
 
 def test_errors_of_a_run_are_the_backends(tmp_path: Path) -> None:

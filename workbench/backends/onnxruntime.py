@@ -36,6 +36,8 @@ from workbench.backends.parameters import bool_parameter
 from workbench.errors import BackendError, InternalError, Unsupported
 from workbench.protocol.datatypes import BFLOAT16
 
+_LONG_BYTES = 64 << 20
+"""So much memory strings of unlike length may take as bytes of one length, whatever they hold."""
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)$", re.DOTALL)
 _ONNX_BFLOAT16 = 16
 SHARE_PARAMETER = "WORKBENCH_SHARE_SESSION"
@@ -262,7 +264,8 @@ def _to_strings(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """ONNX strings from BYTES: as text, or as bytes of one length where one is not UTF-8.
 
     Raises:
-        RequestFault: that is not UTF-8, and one holds a zero, at which bytes of one length end.
+        RequestFault: that is not UTF-8, and one holds a zero, at which bytes of one length end; or bytes of one length
+            would take far more memory than there is in the strings.
     """
     out = np.empty(array.shape, dtype=np.object_)
     flat = out.reshape(-1)
@@ -278,6 +281,12 @@ def _to_strings(name: str, array: NDArray[Any]) -> NDArray[Any]:
                 hint="ONNX Runtime's Python binding takes the one or the other; real Triton ends it at the zero",
             ) from error
         width = max(map(len, items)) + 1  # the binding reads each up to a zero, past its end where there is none
+        if width * len(items) > max(_LONG_BYTES, 16 * sum(map(len, items))):
+            raise RequestFault(
+                f"input '{name}' holds a string that is not UTF-8, and strings so unlike in length that as bytes of "
+                f"one length, {width - 1}, the {len(items)} of them take {width * len(items) >> 20} MiB: {error}",
+                hint="ONNX Runtime's Python binding takes bytes of one length only: send the long ones by themselves",
+            ) from error
         return np.array(items, f"S{width}").reshape(array.shape)
 
 
