@@ -270,6 +270,16 @@ def test_what_a_package_takes_is_read_from_its_source() -> None:
     assert read_source("int main() {}") is None
 
 
+def test_a_size_that_follows_from_others_has_no_least_of_its_own() -> None:
+    """Twice as many as another one: 2 where that is 1, which compiled code takes although torch begins at 2."""
+    source = checked(0, "a", "float32", "a_size[0] < 2") + checked(1, "b", "float32", "b_size[0] < 4")
+    inputs = read_source(source + checked(2, "c", "float32") + "int64_t s1 = a_size[0];\n")
+    assert inputs is not None
+    assert [size_problem(inputs, ((n,), (2 * n,), ()), "abc") for n in (1, 2, 9)] == ["", "", ""]
+    assert size_problem(inputs, ((1,), (2,), (1,)), "abc") == "", "one value, which a configuration has as [1]"
+    assert "compiled for 0 dimensions" in size_problem(inputs, ((1,), (2,), (2,)), "abc")
+
+
 @pytest.fixture(scope="module")
 def summed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of two inputs that are equally long, of up to 64 rows and 32 columns."""
@@ -317,3 +327,38 @@ def test_what_compiled_code_cannot_take_is_refused_before_it_runs(
         with pytest.raises(WorkbenchError, match=text):
             sums(*shape)
     assert sums(1, 4)[0] == [[6]]
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        return x * by
+
+
+SCALED = """\
+backend: "pytorch"
+platform: "torch_aoti"
+input [
+  { name: "x__0" data_type: TYPE_FP32 dims: [ -1, 4 ] },
+  { name: "by__1" data_type: TYPE_FP32 dims: [ 1 ] }
+]
+output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1, 4 ] } ]
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C compiler")
+@pytest.mark.timeout(600)
+def test_a_configuration_may_leave_open_what_a_package_has_fixed(tmp_path: Path, make_engine: EngineFactory) -> None:
+    """As real Triton, which compares nothing: sizes that fit are answered, others refused one by one."""
+    batched = SCALED.replace("[ -1, 4 ]", "[ -1 ]").replace('torch_aoti"', 'torch_aoti"\nmax_batch_size: 2')
+    folder = directory(tmp_path, "open", SCALED)
+    program = torch.export.export(Scaled(), (torch.ones(2, 4), torch.tensor(3.0)))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
+    shutil.copy(folder / "model.pt2", directory(tmp_path, "rows", batched) / "model.pt2")
+    engine = make_engine(tmp_path, control_mode="explicit")
+    engine.load("open")
+    assert ask(engine, "open", x__0=np.ones((2, 4)), by__1=[3])["OUTPUT__0"].tolist() == [[3] * 4] * 2
+    with pytest.raises(WorkbenchError, match=r"'x__0' has shape \[1,4\], the package was compiled for 2 in"):
+        ask(engine, "open", x__0=np.ones((1, 4)), by__1=[3])
+    with pytest.raises(WorkbenchError, match="max_batch_size is 2, and the package was compiled for 1 rows at most"):
+        engine.load("rows")  # one value for a batch

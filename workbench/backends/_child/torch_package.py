@@ -98,6 +98,8 @@ def read_source(text: str) -> tuple[CompiledInput, ...] | None:
             same: tuple[tuple[int, int], ...] = ()
             if place in known and place not in own and low != high and (low or high):
                 same = tuple(sorted(each for each in own if (least.get(each, 0), most.get(each)) == (low, high)))
+            if place not in own and low != high:  # it follows from others, also where those are 0 or 1
+                low = min(low, _SPECIALIZED)
             sizes.append(CompiledSize(low, high, same))
         inputs.append(CompiledInput(types.get(index, ""), tuple(sizes)))
     return tuple(inputs)
@@ -112,6 +114,8 @@ def size_problem(inputs: Sequence[CompiledInput], shapes: Sequence[Sequence[int]
         names: what the inputs are called, for the text.
     """
     for given, shape, name in zip(inputs, shapes, names, strict=True):
+        if not given.sizes and all(size == 1 for size in shape):  # one value: a configuration has it as [1]
+            continue
         head = f"input '{name}' has shape [{','.join(map(str, shape))}]"
         if len(shape) != len(given.sizes):
             return f"{head}, the package was compiled for {len(given.sizes)} dimensions"

@@ -228,17 +228,24 @@ class TritonPythonModel:
             name, reshape = entry["name"], entry.get("reshape")
             dims = [int(dim) for dim in (entry["dims"] if reshape is None else reshape.get("shape", ()))]
             problem = fitting.datatype_problem(self._name, "input", name, entry["data_type"], given.datatype)
-            problem = problem or fitting.dims_problem(
-                self._name, name, dims, given.dims, batching=self._batching, exact=False
-            )
-            most = given.sizes[0].most if given.sizes and self._batching else None
-            if not problem and most is not None and int(self._config["max_batch_size"]) > most:
+            if not problem and not self._may_fit(dims, given):
+                problem = fitting.dims_problem(self._name, name, dims, given.dims, batching=self._batching, exact=False)
+            most = given.sizes[0].most if given.sizes else 1
+            if not problem and self._batching and most is not None and int(self._config["max_batch_size"]) > most:
                 problem = (
                     f"unable to load model '{self._name}', max_batch_size is {self._config['max_batch_size']}, and the "
                     f"package was compiled for {most} rows at most"
                 )
             if problem:
                 raise pb_utils.TritonModelException(problem)
+
+    def _may_fit(self, dims: Sequence[int], given: CompiledInput) -> bool:
+        """Whether some request holds both the configured dims and the package's sizes: the configuration may leave a
+        size open that the package has fixed, also that of the batch. Each request is looked at before it runs."""
+        wanted = [int(self._config["max_batch_size"]), *dims] if self._batching else list(dims)
+        open_batch = self._batching and given.dims[:1] == (-1,)
+        pairs = list(zip(wanted, given.dims, strict=False))[1 if open_batch else 0 :]
+        return len(wanted) == len(given.dims) > 0 and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
 
     # ---- executing
 
