@@ -19,6 +19,7 @@ from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.scheduling.interface import Batch
 
 if TYPE_CHECKING:
+    from workbench.engine.books import Ended
     from workbench.engine.model import ModelVersion
     from workbench.records.columns import Row
 
@@ -37,6 +38,7 @@ class Run:
 
     __slots__ = (
         "batch",
+        "ended",
         "epoch",
         "error",
         "execution",
@@ -69,6 +71,7 @@ class Run:
         self.finished = False
         self.error: WorkbenchError | None = None
         self.took: tuple[int, int, int] | None = None  # its durations, once it is over
+        self.ended: list[Ended] | None = None  # requests that are written down when all of the batch are answered
         self.record: Row | None = None  # its row in the records, once it is written
         self.execution = Execution(
             [ticket.request for ticket in tickets] if requests is None else requests,

@@ -29,7 +29,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workbench.clock import Clock
-from workbench.engine.books import counts_though_failed, finish_response, write_batch, write_request
+from workbench.engine.books import (
+    counts_though_failed,
+    finish_response,
+    note_end,
+    unanswered,
+    write_batch,
+    write_request,
+)
 from workbench.engine.execution import InstanceSlot, Run, run_batch
 from workbench.engine.validation import Checked, RequestValidator
 from workbench.errors import Cancelled, WorkbenchError
@@ -140,12 +147,12 @@ class InlineCalls:
             execution = run.execution
             execution.compute_end = clock()
             run.error, run.finished = error, True
-            response = run.finals[0] or model.unanswered(ticket, run, 0)
+            response = run.finals[0] or unanswered(run, 0)
             write_batch(run)
             finish_response(model, ticket, response)
             if response.error is None or counts_though_failed(run):
                 model.statistics.execution(batch.rows, run.durations())
-            write_request(model, ticket, clock())
+            write_request(model, note_end(ticket, clock()))
             model.took_ns = execution.compute_end - execution.compute_start
             if model.took_ns >= LIMIT_NS:
                 self._offers.pop(key, None)

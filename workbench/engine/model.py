@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from workbench.backends.base import LoadedModel
-from workbench.engine.books import counts_though_failed, finish_response, write_batch, write_request
+from workbench.engine.books import (
+    counts_though_failed,
+    finish_response,
+    note_end,
+    unanswered,
+    write_batch,
+    write_ended,
+    write_request,
+)
 from workbench.engine.core import EngineCore
 from workbench.engine.execution import InstanceSlot, Run
 from workbench.engine.ordering import AnswerOrder
@@ -21,8 +29,6 @@ from workbench.engine.validation import Checked, OutputReshaper, RequestValidato
 from workbench.errors import (
     Cancelled,
     InstanceDied,
-    InternalError,
-    InvalidRequest,
     NotReady,
     TimedOut,
     WorkbenchError,
@@ -30,7 +36,6 @@ from workbench.errors import (
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.scheduling.dynamic import DynamicBatcher
 from workbench.scheduling.interface import Batch, RejectedItem
-from workbench.scheduling.sequence_base import RESCHEDULE_TEXT
 from workbench.scheduling.settings import settings_from_config
 
 _BATCHES_PER_GENERATION = 1_000_000_000
@@ -356,17 +361,18 @@ class ModelVersion:
         run.took = run.durations()
         write_batch(run)
         self.took_ns = run.execution.compute_end - run.execution.compute_start
-        ended = True
-        answered = counts_though_failed(run)
+        ended, answered = True, counts_though_failed(run)
+        run.ended = []
         for index, ticket in enumerate(run.tickets):
             response = run.finals[index]
             if response is None:
                 if self._goes_on(run, index):
                     answered, ended = True, False
                     continue
-                response = self.unanswered(ticket, run, index)
+                response = unanswered(run, index)
             answered = answered or response.error is None
             self.deliver(ticket, response)
+        write_ended(run)
         if answered:
             self.statistics.execution(batch.rows, run.took)
         if ended:
@@ -378,15 +384,6 @@ class ModelVersion:
         """Whether a request may go on without an answer when its batch has ended."""
         back = run.execution.rescheduled
         return run.error is None and self.decoupled and not (back and index in back)
-
-    def unanswered(self, ticket: Ticket, run: Run, index: int) -> InferenceResponse:
-        """The answer to a request that a batch has ended without one to."""
-        error = run.error
-        if error is None and run.execution.rescheduled and index in run.execution.rescheduled:
-            error = InvalidRequest(RESCHEDULE_TEXT)
-        if error is None:
-            error = InternalError(f"model '{self.name}' ended a batch without an answer to this request")
-        return InferenceResponse(self.name, self.version, ticket.request.id, error=error)
 
     # ---- responses
 
@@ -418,9 +415,13 @@ class ModelVersion:
                 self._fail(ticket, make())
 
     def _end(self, ticket: Ticket, response: InferenceResponse) -> None:
-        """Statistics and the record of a request that is over."""
+        """A request is over. What is written down of it comes when its batch is answered."""
         del self._open[ticket.id]
-        write_request(self, ticket, self.core.clock())
+        over, run = note_end(ticket, self.core.clock()), ticket.run
+        if run is None or run.ended is None:
+            write_request(self, over)
+        else:
+            run.ended.append(over)
         ticket.run = None
         if ticket.flow is not None:
             ticket.flow.end()

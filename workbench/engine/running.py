@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 _SWITCH_INTERVAL_S = 0.0005
 _EXIT_TIMEOUT_S = 2.0
+_SETTLING_S = 0.1
 
 
 class RunningEngine:
@@ -42,6 +43,7 @@ class RunningEngine:
     ) -> None:
         self.options = options
         self.records = RecordRing(options.record_capacity)
+        self.records.settle = self._settle_records
         self.events = EventLog(clock=clock)
         self.captured = CapturedRequests()
         self.custom_metrics = CustomMetrics()
@@ -265,6 +267,13 @@ class RunningEngine:
             return asyncio.run_coroutine_threadsafe(work, self.loop).result()  # type: ignore[arg-type]
         except CancelledError:
             raise NotReady("the engine ended before this was done") from None
+
+    def _settle_records(self) -> None:
+        """Lets the loop end what it is at: the requests of a batch are written down when all of it is answered."""
+        if self._running and not self._core.inbox.on_loop:
+            passed = threading.Event()
+            self._core.inbox.post(passed.set)
+            passed.wait(_SETTLING_S)
 
     def _ask(self, function: Callable[[], T]) -> T:
         """Answers a question on the loop, so that what it reads is of one moment."""

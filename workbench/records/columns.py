@@ -8,7 +8,7 @@ number: a reader sees by it which rows have been overwritten meanwhile and which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -167,6 +167,10 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit} more characters)"
 
 
+def _settled() -> None:
+    """Rows are written as things happen."""
+
+
 class RecordRing:
     """The last ``capacity`` requests, and the batches that they were in: twice as many rows of either kind.
 
@@ -187,6 +191,8 @@ class RecordRing:
         self.rows: list[Row] = [_NEVER] * self.size
         self.draw = count().__next__
         self.writing = True
+        self.settle: Callable[[], object] = _settled
+        """Called before a look: waits for rows of what has happened already."""
         self._known = 0  # the number after a row that was there when somebody looked
         self._missing: dict[int, int] = {}  # rows that readers have missed, and since when
 
@@ -266,6 +272,7 @@ class RecordRing:
         thread is writing right now is waited for, a few milliseconds at most; after that it and what came behind it is
         left for the next read.
         """
+        self.settle()
         end = self._end()
         if after_seq >= end or after_seq < -1:
             after_seq = -1
