@@ -38,6 +38,24 @@ SLOW = (
 """
 )
 
+WAITS = (
+    HEAD
+    + """class TritonPythonModel:
+    def initialize(self, args):
+        self.gate = os.path.join(os.path.dirname(args["model_repository"]), "gate")
+
+    def execute(self, requests):
+        open(self.gate + ".begun", "w").close()
+        while not os.path.exists(self.gate):
+            time.sleep(0.01)
+        return [
+            pb.InferenceResponse([pb.Tensor("OUT", pb.get_input_tensor_by_name(request, "IN").as_numpy())])
+            for request in requests
+        ]
+"""
+)
+"""Answers once there is a file ``gate`` in the repository."""
+
 LARGE_ANSWERS = (
     HEAD
     + """class TritonPythonModel:

@@ -22,7 +22,7 @@ import grpc
 import ngh2
 import pytest
 from certificates import write_certificates
-from grpc_models import HEAD, Wire, framed, put, request, values_of, write_models
+from grpc_models import WAITS, Wire, framed, put, request, values_of, write_models
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -35,23 +35,6 @@ LONG_S = 60.0
 
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
-
-WAITS = (
-    HEAD
-    + """class TritonPythonModel:
-    def initialize(self, args):
-        self.gate = os.path.join(os.path.dirname(args["model_repository"]), "gate")
-
-    def execute(self, requests):
-        open(self.gate + ".begun", "w").close()
-        while not os.path.exists(self.gate):
-            time.sleep(0.01)
-        return [
-            pb.InferenceResponse([pb.Tensor("OUT", pb.get_input_tensor_by_name(request, "IN").as_numpy())])
-            for request in requests
-        ]
-"""
-)
 
 
 class Waiting:

@@ -17,7 +17,7 @@ from typing import Any
 import ngh2
 import numpy as np
 import pytest
-from grpc_models import Wire, framed, request, write_models
+from grpc_models import WAITS, Wire, framed, put, request, write_models
 from tritonclient.grpc import service_pb2 as pb
 
 from workbench.server import RunningServer, ServerOptions
@@ -312,6 +312,23 @@ def test_a_large_question_of_reflection_holds_nothing_while_its_stream_goes_on(
         stream = begin(wire, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", pack(asked), end=False)
         take(wire, stream, 300_000)
         wait_for(lambda: not used(served))
+
+
+@pytest.mark.parametrize("pack", [framed, packed])
+def test_a_second_message_of_a_call_that_takes_one_holds_nothing(
+    tmp_path: Any, start: Any, pack: Callable[[bytes], bytes]
+) -> None:
+    root = write_models(tmp_path / "models")
+    put(root, "waits", WAITS)
+    with start(root, ServerOptions(name="second", exit_timeout_s=5.0)) as server, Wire(server.grpc_url) as wire:
+        first = framed(request("waits", 1).SerializeToString())
+        stream = begin(wire, "ModelInfer", first, pack(zeros(LARGE)), end=False)
+        wait_for(lambda: wire.answer(wire.call("ServerLive", b""))[0] == 0 and not wire.h2.queued_body_size(stream))
+        wait_for(lambda: not used(server))
+        (root / "gate").touch()
+        wire.h2.end_stream(stream)
+        wire.flush()
+        assert wire.answer(stream)[0] == 0
 
 
 def test_a_message_that_breaks_late(served: RunningServer) -> None:
