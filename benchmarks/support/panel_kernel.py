@@ -21,7 +21,7 @@ from workbench.session.measuring import SessionTarget
 
 _PATIENCE_S = 60.0
 _SETTLED_S = 1.0
-MODEL = "mlp_4096"
+MODEL = "steady"
 
 
 class Blocks:
