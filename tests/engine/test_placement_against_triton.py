@@ -65,7 +65,7 @@ CONFIGS = {
     "model_gpu": 'backend: "python" instance_group { kind: KIND_MODEL gpus: [ 0 ] }',
     "cpu_gpu": 'backend: "python" instance_group { gpus: [ 0 ] }',
     "count_zero": 'backend: "python" instance_group { count: 0 kind: KIND_CPU }',
-    "count_below": 'backend: "python" instance_group [ { count: -3 }, { count: 2 } ]',
+    "count_below": 'backend: "python" instance_group { count: -3 }',
 }
 DIFFERENT = {
     "no_core": "the real text ends in the words of an unrelated errno ('Success'), ours in why the system refuses",
