@@ -80,7 +80,7 @@ class Asker:
         return collect
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     """Waits for a condition, looking every few milliseconds."""
     pause = threading.Event()
     for _ in range(int(timeout_s / 0.005)):

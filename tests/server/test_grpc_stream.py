@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from asking import wait_until
 from grpc_models import request, values_of, write_models
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -33,14 +34,6 @@ def stub(served: RunningServer) -> Iterator[Any]:
 
 def stream(stub: Any, *requests: Any, metadata: Any = ()) -> list[Any]:
     return list(stub.ModelStreamInfer(iter(requests), timeout=30, metadata=metadata))
-
-
-def wait_for(what: Any) -> None:
-    for _ in range(1000):
-        if what():
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("it did not come to pass")
 
 
 def running(server: RunningServer, model: str) -> int:
@@ -112,13 +105,13 @@ def test_statuses_of_single_calls(stub: Any) -> None:
 @pytest.mark.rule("1.17d")
 def test_a_cancelled_call_leaves_the_queue(stub: Any, served: RunningServer) -> None:
     first = stub.ModelInfer.future(request("slow", 1), timeout=20)
-    wait_for(lambda: running(served, "slow") == 1)
+    wait_until(lambda: running(served, "slow") == 1)
     waiting = stub.ModelInfer.future(request("slow", 2), timeout=20)
-    wait_for(lambda: served.engine.snapshot().version("slow").pending == 1)
+    wait_until(lambda: served.engine.snapshot().version("slow").pending == 1)
     waiting.cancel()
-    wait_for(lambda: served.engine.snapshot().version("slow").pending == 0)
+    wait_until(lambda: served.engine.snapshot().version("slow").pending == 0)
     assert values_of(first.result()) == [1]
-    wait_for(lambda: failures(served, "slow") >= 1)
+    wait_until(lambda: failures(served, "slow") >= 1)
 
 
 def failures(server: RunningServer, model: str) -> int:
@@ -128,19 +121,19 @@ def failures(server: RunningServer, model: str) -> int:
 def test_a_deadline_that_passes_cancels(stub: Any, served: RunningServer) -> None:
     failed = failures(served, "slow")
     first = stub.ModelInfer.future(request("slow", 1), timeout=20)
-    wait_for(lambda: running(served, "slow") == 1)
+    wait_until(lambda: running(served, "slow") == 1)
     with pytest.raises(grpc.RpcError) as raised:
         stub.ModelInfer(request("slow", 2), timeout=0.05)
     assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert values_of(first.result()) == [1]
-    wait_for(lambda: failures(served, "slow") == failed + 1)
+    wait_until(lambda: failures(served, "slow") == failed + 1)
 
 
 def test_a_cancelled_stream_stops_its_model(stub: Any, served: RunningServer) -> None:
     call = stub.ModelStreamInfer(iter([request("repeat", 10_000_000)]), timeout=60)
     assert values_of(next(call).infer_response) == [0]
     call.cancel()
-    wait_for(lambda: running(served, "repeat") == 0)
+    wait_until(lambda: running(served, "repeat") == 0)
 
 
 def test_a_reader_that_dawdles_holds_the_model_back(tmp_path: Path, start: Any) -> None:

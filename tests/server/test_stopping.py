@@ -8,10 +8,9 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import grpc
 import ngh2
 import pytest
+from asking import wait_until
 from certificates import write_certificates
 from grpc_models import WAITS, Wire, framed, put, request, values_of, write_models
 from tritonclient.grpc import service_pb2 as pb
@@ -46,7 +46,7 @@ class Waiting:
 
     def begun(self) -> None:
         """Waits until the model has a request."""
-        wait_for(Path(f"{self._gate}.begun").exists)
+        wait_until(Path(f"{self._gate}.begun").exists)
 
     def let_go(self) -> None:
         self._gate.touch()
@@ -62,14 +62,6 @@ def waiting(tmp_path: Path, start: Any) -> Iterator[Waiting]:
             yield made
         finally:
             made.let_go()
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("never")
 
 
 class Talk:
@@ -201,7 +193,7 @@ def test_who_has_not_said_what_he_wants_does_not_hold_it(waiting: Waiting, sent:
             host, _, port = url.partition("://")[2].rpartition(":")
             client = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
             client.sendall(sent if url != server.grpc_url else b"PRI * HTTP/2.0\r\n")
-        wait_for(lambda: all(each.connections for each in server._listeners))  # type: ignore[attr-defined]
+        wait_until(lambda: all(each.connections for each in server._listeners))  # type: ignore[attr-defined]
         assert server.close(LONG_S), "nothing was cut"
 
 
@@ -215,7 +207,7 @@ def test_a_request_whose_body_is_coming_is_waited_for(waiting: Waiting) -> None:
             client.sendall(head + body[:10])
             idle.ask(1)
             idle.answer()
-            wait_for(lambda: any(each.busy for each in waiting.server._listeners[0].connections))  # type: ignore[attr-defined]
+            wait_until(lambda: any(each.busy for each in waiting.server._listeners[0].connections))  # type: ignore[attr-defined]
             closed = pool.submit(waiting.server.close, LONG_S)
             idle.end()
             client.sendall(body[10:])
@@ -233,7 +225,7 @@ def test_a_handshake_that_ends_late_ends_nowhere(tmp_path: Path, repository: Pat
     with start(repository, ServerOptions(name="late", exit_timeout_s=5.0, grpc=options)) as server:
         host, _, port = server.grpc_url.partition("://")[2].rpartition(":")
         with socket.create_connection((host, int(port)), timeout=10) as client:
-            wait_for(lambda: len(server._listeners[1]._coming) == 1)
+            wait_until(lambda: len(server._listeners[1]._coming) == 1)
             assert server.close(LONG_S)
             with contextlib.suppress(ConnectionError, ssl.SSLError):
                 over_tls = context.wrap_socket(client, server_hostname="localhost")
@@ -277,7 +269,7 @@ def test_the_time_is_shared(waiting: Waiting) -> None:
         call = stub.ModelInfer.future(request("waits", 1))
         asked = pool.submit(lambda: urllib.request.urlopen(urllib.request.Request(url, body), timeout=30))
         version = "waits"
-        wait_for(
+        wait_until(
             lambda: (
                 waiting.server.engine.snapshot().version(version).pending
                 + waiting.server.engine.snapshot().version(version).running

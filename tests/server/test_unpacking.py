@@ -17,6 +17,7 @@ from typing import Any
 import ngh2
 import numpy as np
 import pytest
+from asking import wait_until
 from grpc_models import WAITS, Wire, framed, put, request, write_models
 from tritonclient.grpc import service_pb2 as pb
 
@@ -117,14 +118,6 @@ def used(server: RunningServer) -> int:
     return int(server._listeners[1].memory.used)  # type: ignore[attr-defined]
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("never")
-
-
 def answers(body: bytes) -> list[tuple[str, int]]:
     """Id and bytes of each answer on a stream."""
     found = []
@@ -161,7 +154,7 @@ def test_others_are_answered_while_a_message_is_unpacked(served: RunningServer, 
         gate.open()
         status, _, body = wire.answer(stream)
         assert (status, len(body) > LARGE) == (0, True)
-    wait_for(lambda: not used(served))
+    wait_until(lambda: not used(served))
 
 
 def test_what_comes_behind_it_is_answered_behind_it(served: RunningServer, gate: Gate) -> None:
@@ -213,7 +206,7 @@ def test_a_call_that_ends_meanwhile_is_not_gone_on_with(served: RunningServer, g
             assert wire.answer(wire.call("ServerLive", b""))[0] == 0
         elif how == "deadline":
             assert wire.answer(stream)[:2] == (4, "Deadline Exceeded")
-    wait_for(lambda: not used(served))
+    wait_until(lambda: not used(served))
     gate.open()
     with Wire(served.grpc_url, window=1 << 24) as wire:
         assert wire.answer(begin(wire, "ModelInfer", packed(zeros(1 << 20))))[0] == 0
@@ -233,7 +226,7 @@ def test_one_does_not_wait_for_a_larger_one(served: RunningServer, gate: Gate) -
             ended |= {each.stream_id for each in second.read() if isinstance(each, ngh2.StreamClosed)}
         gate.open()
         assert second.answer(small)[0] == 0
-        wait_for(lambda: len(gate.ends) == 2)
+        wait_until(lambda: len(gate.ends) == 2)
     assert gate.ends == [len(zeros(LARGE)), len(zeros(MEMORY // 2))]
 
 
@@ -256,7 +249,7 @@ def test_what_unpacks_to_more_than_there_is_is_refused(served: RunningServer, me
         for _ in range(2):
             status, text, _ = wire.answer(begin(wire, method, packed(zeros(MEMORY + (1 << 20)))))
             assert (status, text[: text.index(" that")]) == (8, f"the message unpacks to more than the {MEMORY} bytes")
-    wait_for(lambda: not used(served))
+    wait_until(lambda: not used(served))
 
 
 def stored(message: bytes) -> bytes:
@@ -292,11 +285,11 @@ def test_an_answered_message_holds_nothing_while_its_stream_goes_on(
         wire.h2.set_local_window_size(1 << 30)
         stream = begin(wire, "ModelStreamInfer", pack(zeros(size)), end=False)
         take(wire, stream, size)
-        wait_for(lambda: not used(served))
+        wait_until(lambda: not used(served))
         wire.h2.send_data(stream, pack(zeros(size)))
         wire.flush()
         take(wire, stream, size)
-        wait_for(lambda: not used(served))
+        wait_until(lambda: not used(served))
         wire.h2.end_stream(stream)
         wire.flush()
         assert wire.answer(stream)[0] == 0
@@ -311,7 +304,7 @@ def test_a_large_question_of_reflection_holds_nothing_while_its_stream_goes_on(
         wire.h2.set_local_window_size(1 << 30)
         stream = begin(wire, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", pack(asked), end=False)
         take(wire, stream, 300_000)
-        wait_for(lambda: not used(served))
+        wait_until(lambda: not used(served))
 
 
 @pytest.mark.parametrize("pack", [framed, packed])
@@ -323,8 +316,8 @@ def test_a_second_message_of_a_call_that_takes_one_holds_nothing(
     with start(root, ServerOptions(name="second", exit_timeout_s=5.0)) as server, Wire(server.grpc_url) as wire:
         first = framed(request("waits", 1).SerializeToString())
         stream = begin(wire, "ModelInfer", first, pack(zeros(LARGE)), end=False)
-        wait_for(lambda: wire.answer(wire.call("ServerLive", b""))[0] == 0 and not wire.h2.queued_body_size(stream))
-        wait_for(lambda: not used(server))
+        wait_until(lambda: wire.answer(wire.call("ServerLive", b""))[0] == 0 and not wire.h2.queued_body_size(stream))
+        wait_until(lambda: not used(server))
         (root / "gate").touch()
         wire.h2.end_stream(stream)
         wire.flush()
@@ -343,7 +336,7 @@ def test_a_message_that_breaks_late(served: RunningServer) -> None:
         assert status == 13
         assert text.startswith("a compressed message cannot be read: ")
         assert wire.answer(wire.call("ServerLive", b""))[0] == 0
-    wait_for(lambda: not used(served))
+    wait_until(lambda: not used(served))
 
 
 def test_a_server_that_stops_meanwhile(tmp_path: Any, start: Any, gate: Gate) -> None:
@@ -382,7 +375,7 @@ def test_a_body_that_nobody_waits_for_is_left_where_it_is(served: RunningServer,
     http = served._listeners[0]
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # not only half closed
     connection.close()
-    wait_for(lambda: not http.connections)  # type: ignore[attr-defined]
+    wait_until(lambda: not http.connections)  # type: ignore[attr-defined]
     gate.open()
     still_serves(served)
     answer = HTTPConnection(served.http_url.removeprefix("http://"), timeout=20)
@@ -422,7 +415,7 @@ def test_packed_bodies_wait_for_memory(tmp_path: Any, start: Any) -> None:
                 clients.remove(client)
                 done += 1
         assert 1 <= most <= 2
-        wait_for(lambda: server._listeners[0].bodies.used == 0)
+        wait_until(lambda: server._listeners[0].bodies.used == 0)
 
 
 def test_who_leaves_while_his_body_waits_for_memory_is_not_unpacked(tmp_path: Any, start: Any, gate: Gate) -> None:
@@ -443,7 +436,7 @@ def test_who_leaves_while_his_body_waits_for_memory_is_not_unpacked(tmp_path: An
             assert second.recv(4096).startswith(b"HTTP/1.1 400 ")
             gate.open()
             assert first.recv(4096).startswith(b"HTTP/1.1 200 ")
-        wait_for(lambda: not server._listeners[0].bodies.used)
+        wait_until(lambda: not server._listeners[0].bodies.used)
     assert gate.ends == [len(SEVEN) + LARGE]
 
 

@@ -37,9 +37,8 @@ class FlowControl(ABC):
         self._out: Plain | Outgoing = Plain(h2)
         self._has_large = False  # answers, or is about to
         self._hears = False  # what the client, or libnghttp2, has said is being handled
-        self._at_once = (
-            0  # bytes that may be unpacked on the loop of what has come in one piece: it may be many messages
-        )
+        # Bytes that may be unpacked on the loop of what has come in one piece: it may be many messages.
+        self._at_once = 0
         self._in_frame = False  # libnghttp2 was asked for a part of what it has to send, and may be amid a frame
         self._admitted: list[Call] = []  # have been granted the memory for a large message
         self._own = bytearray()  # frames of our own that are to be sent
