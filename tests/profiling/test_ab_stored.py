@@ -121,6 +121,24 @@ def test_however_it_ends_the_run_says_so(tmp_path: Path, how: str, monkeypatch: 
         assert ("the model went away" if how == "broken" else "a slip of ours") in result.verdict
 
 
+def test_one_that_broke_off_and_could_not_put_back_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slip(self: Measurer, load: Load, settings: Any = None) -> Point:
+        raise RuntimeError("a slip of ours")
+
+    def gone(self: ScriptedTarget, model: str) -> None:
+        raise NotReady("the server is gone")
+
+    monkeypatch.setattr(Measurer, "measure", slip)
+    monkeypatch.setattr(ScriptedTarget, "restore", gone)
+    store = RunStore(tmp_path)
+    sides = ({"max_batch_size": 4}, {"max_batch_size": 5})
+    with ScriptedServer() as server, pytest.raises(RuntimeError):
+        ab(ScriptedTarget(server), "m", *sides, BLOCK, inputs=INPUTS, store=store)
+    result = ABResult.open(store)
+    assert not result.restored
+    assert "the configuration could not be restored" in repr(result)
+
+
 def test_nothing_is_measured_where_nothing_can_be_stored(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file, where a directory is to be")
     with ScriptedServer(lambda n: 0.004) as server:

@@ -152,3 +152,13 @@ def test_no_moment_of_putting_back_is_one_in_which_an_interrupt_gets_through() -
             pytest.fail(f"it got through at turn {turn}")
     assert not failed
     assert done == list(range(300))
+
+
+def test_what_is_put_back_is_put_back_without_a_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    done: list[int] = []
+    do_all([lambda: done.append(1), lambda: done.append(2)], lambda index, error: done.append(-1))
+    assert done == [1, 2]

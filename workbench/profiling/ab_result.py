@@ -240,6 +240,10 @@ class ABBook:
 
         self._safely(add)
 
+    def not_restored(self) -> None:
+        """Stores that the configuration is not what it was, however the A/B ends."""
+        self._safely(lambda: self.run.set_meta(restored=False))
+
     def finish(self, result: ABResult) -> None:
         """Stores the verdict and how it ended."""
 

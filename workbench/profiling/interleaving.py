@@ -203,6 +203,8 @@ def ab(
             error = _run(run, switch, stop)
         finally:
             complaints = switch.back()
+            if book is not None and complaints:
+                book.not_restored()
         error = "; ".join([*([error] if error else []), *complaints])
         result = run.result(stopped=stop.is_set(), restored=not complaints, error=error)
         if book is None:

@@ -42,18 +42,23 @@ def do_all(actions: Sequence[Callable[[], object]], failed: Callable[[int, Excep
     def work() -> None:
         if not begun.acquire(blocking=False):
             return  # an interrupt came while it was started: it runs already
-        for index, action in enumerate(actions):
-            try:
-                action()
-            except Exception as error:
-                failed(index, error)
-        finished.set()
+        try:
+            for index, action in enumerate(actions):
+                try:
+                    action()
+                except Exception as error:
+                    failed(index, error)
+        finally:
+            finished.set()
 
     while True:
         # an interrupt comes anywhere, so nothing may stand outside of ``try``, as what a ``with`` does at its end would
         try:
             if not begun.locked():
-                threading.Thread(target=work, name="restore").start()
+                try:
+                    threading.Thread(target=work, name="restore").start()
+                except RuntimeError:  # there is no thread to be had: here an interrupt may come between two actions
+                    work()
             finished.wait()
             return
         except KeyboardInterrupt:

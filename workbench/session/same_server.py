@@ -46,16 +46,17 @@ def same_server(client: TritonClient, url: str, model: str, wait_s: float = 0.0)
 
 
 def _agree(client: TritonClient, other: TritonClient, model: str, until: int) -> bool:
-    agreed, differed, chance = 0, 0, 1.0
+    agreed, differed, chance, read = 0, 0, 1.0, 0
     while True:
         found = _reading(client, other, model)
+        read += found is not None
         if found is not None and found > 0:
             agreed, differed, chance = agreed + 1, 0, chance * min(1.0, found)
         elif found is not None:
             agreed, differed, chance = 0, differed + 1, 1.0
         if differed == _ROUNDS or (agreed >= _ROUNDS and chance < _CHANCE):
             return agreed > 0
-        if monotonic_ns() >= until and (found is None or agreed >= 4 * _ROUNDS):
+        if monotonic_ns() >= until and (found is None or read >= 4 * _ROUNDS):
             return False
         sleep(_GAP_S)
 
