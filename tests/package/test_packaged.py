@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import packaged_helpers as helpers
 import pytest
-from onnx_models import add_model
+from onnx import helper
+from onnx_models import add_model, graph
 
 import workbench as wb
 from workbench.cli import main
@@ -81,6 +82,14 @@ def test_a_function_with_all_that_it_uses(to: Path) -> None:
     expected = helpers.score(ROWS)
     with wb.Engine(to) as server:
         check(packaged, {"x": ROWS}, expected | {"total": expected["total"][:, None]}, server)
+
+
+def test_an_output_of_which_only_onnx_runtime_knows_the_shape(to: Path) -> None:
+    negative = helper.make_node("Neg", ["x"], ["y"])
+    (to.parent / "net.onnx").write_bytes(graph([negative], [("x", "FP32", ["b", 4])], [("y", "FP32", None)]))
+    packaged = wb.package(to.parent / "net.onnx", "net", example_inputs=ROWS, to=to)
+    with wb.Engine(to) as server:
+        check(packaged, {"x": ROWS}, {"y": -ROWS}, server)
 
 
 def test_strings_tuples_and_names(to: Path) -> None:

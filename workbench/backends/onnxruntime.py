@@ -11,6 +11,7 @@ import ctypes
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from workbench.backends.base import InstanceSpec, LoadedModel, ModelContext, Mod
 from workbench.backends.batches import RequestFault, TensorInstance
 from workbench.backends.fit import check_fit
 from workbench.backends.model_files import model_file
+from workbench.backends.onnx_file import OnnxGraph
 from workbench.backends.onnxruntime_config import own_thread_count, run_options, session_options, tensor_specs
 from workbench.backends.onnxruntime_providers import (
     CPU,
@@ -87,13 +89,33 @@ def run_once(model: bytes | Path, feeds: dict[str, NDArray[Any]]) -> list[NDArra
     Raises:
         InternalError: ONNX Runtime refuses the graph or the inputs.
     """
+    session = _plain_session(model)
+    try:
+        return list(session.run(None, feeds))
+    except Exception as error:
+        raise InternalError(_error_text(error)) from error
+
+
+def with_inferred_outputs(graph: OnnxGraph, path: Path) -> OnnxGraph:
+    """A graph whose outputs have the shapes that ONNX Runtime infers where the file has none.
+
+    Raises:
+        InternalError: ONNX Runtime refuses the file.
+    """
+    if not graph.shapeless:
+        return graph
+    found = {spec.name: spec for spec in tensor_specs(_plain_session(path).get_outputs())}
+    outputs = tuple(found[spec.name] if spec.name in graph.shapeless else spec for spec in graph.outputs)
+    unknown = frozenset(name for name in graph.shapeless if not found[name].dims)
+    return replace(graph, outputs=outputs, shapeless=unknown)
+
+
+def _plain_session(model: bytes | Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
+    given = model if isinstance(model, bytes) else str(model)
     try:
-        session = ort.InferenceSession(
-            model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
-        )
-        return list(session.run(None, feeds))
+        return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise InternalError(_error_text(error)) from error
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.backends.base import TensorSpec
 from workbench.backends.onnx_file import OnnxGraph, read_onnx
-from workbench.backends.onnxruntime import run_once
+from workbench.backends.onnxruntime import run_once, with_inferred_outputs
 from workbench.errors import InvalidRequest
 from workbench.package.made import Made, Wish
 from workbench.package.tensors import Feed, Signature, Tensor, as_feeds
@@ -26,7 +26,7 @@ def from_onnx(path: Path, wish: Wish) -> Made:
     Raises:
         InvalidRequest: it is no ONNX file, or the examples do not fit it; none are given and a size is variable.
     """
-    graph = read_onnx(path)
+    graph = with_inferred_outputs(read_onnx(path), path)
     if wish.batching and not graph.batching:
         raise InvalidRequest(
             f"{path.name} cannot batch: the first dimension of an input or output is fixed",

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.backends.onnx_file import read_onnx
+from workbench.backends.onnxruntime import with_inferred_outputs
 from workbench.config import ConfigDocument, complete_backend, normalize, to_json
 from workbench.errors import InvalidRequest, NotFound, Unsupported, WorkbenchError
 from workbench.package.made import Wish
@@ -302,7 +303,7 @@ def _completed(document: ConfigDocument, config: Any, file: Path) -> tuple[Confi
     """A configuration that says less than Triton needs to know, completed from the ONNX file."""
     from workbench.config import Edit
 
-    graph = read_onnx(file)
+    graph = with_inferred_outputs(read_onnx(file), file)
     batching = config.max_batch_size > 0 or (graph.batching and "max_batch_size" not in document.text)
     found = file_signature(graph, batching)
     edits = []
