@@ -58,6 +58,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check workbench tests benchmarks
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_house.py
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab notebooks

@@ -194,7 +194,6 @@ def ab(
                 on_block(block)
 
         run = Interleaver(*sides, block, measure, options=options, stop=stop, on_block=keep)
-        complaints: list[str] = []
         switch.hold()
         try:
             if store is not None:
