@@ -93,8 +93,8 @@ class _Notebook:
         for row in rows:
             if row["failed"] or bool(row["watchers"]) != row["opened"]:
                 raise RuntimeError(f"a block is not what it was to be: {row}")
-            if row["opened"] and not any("open in this kernel" in note for note in row["notes"]):
-                raise RuntimeError(f"the point does not say that a panel was open: {row['notes']}")
+            if row["opened"] and not any("open in this kernel" in text for text in row["said"]):
+                raise RuntimeError(f"the point does not say that a panel was open: {row['said']}")
         return rows
 
     def _read(self) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ class Blocks:
             "throughput": point.throughput,
             "p50_ms": point.p50_ms,
             "failed": point.failed,
-            "notes": list(point.notes),
+            "said": [*point.notes, *point.reasons],
             "kernel": (time.process_time() - kernel) / seconds,
             "browser": (self._browser_s() - browser) / seconds,
         }
