@@ -12,6 +12,7 @@ from pathlib import Path
 import file_order
 import psutil
 import pytest
+import real_triton
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -35,6 +36,7 @@ def oracle(shared: Path) -> Path:
     """The folder with the real tritonserver and perf_analyzer."""
     if os.uname().machine != "x86_64":
         pytest.skip("the real tritonserver runs on x86-64 only")
+    real_triton.install(shared / "oracle")
     return shared / "oracle"
 
 

@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+_COMMON = ("numpy<2", "pandas<3")
+"""What models of the tests import there: that release was built against numpy 1 (with numpy 2 it sends arrays of no
+bytes), for which there is no pandas 3."""
+
+_ALIKE = ("onnxruntime", "scikit-learn", "tokenizers")
+"""And these in the versions here: answers are compared byte for byte."""
+
 _INSTALLED: set[str] = set()
-"""The requirements that this process has seen a server start with."""
+"""The requirements that this process has seen installed."""
+
+
+def install(oracle: Path, packages: Sequence[str] = ()) -> None:
+    """Makes the oracle's environments, where they are not there yet, and installs what models of tests import.
+
+    One process at a time, and first of all: a second one that makes the same environment, or whose pip replaces a
+    package, takes it from servers that are importing it, whose models then fail to load.
+
+    Raises:
+        AssertionError: that failed; with what it said.
+    """
+    wanted = {*_COMMON, *_alike(), *packages} - _INSTALLED
+    if not wanted:
+        return
+    with (Path(tempfile.gettempdir()) / f"workbench_tests_oracle_{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        commands = {"real-tritonserver": {"REAL_TRITON_PIP": " ".join(sorted(wanted))}}
+        if not _INSTALLED:
+            commands["perf-analyzer"] = {}
+        for name, environment in commands.items():
+            done = subprocess.run(
+                [oracle / name, "--help"], env=os.environ | environment, capture_output=True, text=True, check=False
+            )
+            said = done.stdout + done.stderr
+            assert "--help" in said or "Usage" in said, f"{name} --help ended with {done.returncode}: {said[-3000:]}"
+    _INSTALLED.update(wanted)
 
 
 @dataclass(frozen=True)
@@ -32,8 +68,8 @@ def real_triton(
 ) -> Iterator[Addresses]:
     """Starts tritonserver over a repository on free ports; gives the addresses, ends it at the end.
 
-    ``packages`` are requirements of the models' model.py, besides numpy. A path with a space ends the processes of
-    Triton's Python models.
+    ``packages`` are requirements of the models' model.py, besides the usual ones (``install``). A path with a space
+    ends the processes of Triton's Python models.
 
     Raises:
         AssertionError: it ended, or is not live in time; with the end of its log.
@@ -45,11 +81,9 @@ def real_triton(
         f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false",
         f"--backend-config=python,shm-region-prefix-name={region}", *options,
     ]  # fmt: skip
-    wanted = ("numpy<2", *packages)
-    # pip takes half a second to find that all is there: once in a process is enough
-    environment = os.environ | {"REAL_TRITON_PIP": "" if _INSTALLED.issuperset(wanted) else " ".join(wanted)}
+    install(oracle, packages)
     with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, env=environment)
+        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
     try:
         for _ in range(1500):
             assert process.poll() is None, log.read_text()[-3000:]
@@ -60,7 +94,6 @@ def real_triton(
                 threading.Event().wait(0.1)
         else:
             raise AssertionError(f"tritonserver is not live after 150 s:\n{log.read_text()[-3000:]}")
-        _INSTALLED.update(wanted)
         yield Addresses(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics", f"127.0.0.1:{grpc}")
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
@@ -68,6 +101,17 @@ def real_triton(
         process.wait()
         for left in Path("/dev/shm").glob(f"{region}*"):  # one for each instance: the server was killed
             left.unlink(missing_ok=True)
+
+
+def complaints(log: Path) -> str:
+    """The errors and warnings of its log: why a model is not loaded is before the tables that the log ends with."""
+    return "\n".join(line for line in log.read_text().splitlines() if line[:1] in "EW")[-3000:]
+
+
+def _alike() -> Iterator[str]:
+    for name in _ALIKE:
+        with contextlib.suppress(PackageNotFoundError):
+            yield f"{name}=={version(name)}"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -32,11 +32,9 @@ from test_python import DECOUPLED, FINAL, NESTED, PROBE, PROBES, SEND
 
 from workbench.errors import WorkbenchError
 
-ORACLE = Path(__file__).parents[2] / ".." / "shared" / "oracle" / "real-tritonserver"
 pytestmark = [
     pytest.mark.full,
     pytest.mark.oracle,
-    pytest.mark.skipif(not ORACLE.exists(), reason="../shared/oracle is not here"),
 ]
 
 NONE = "return None"
@@ -129,7 +127,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+def triton(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     root = tmp_path_factory.mktemp("repository")
     sources = {**ANSWERED, **{name: (source, "") for name, source in REFUSED.items()}, "probe": (PROBE, "")}
     for name, (source, config) in sources.items():
@@ -139,12 +137,11 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
         (version.parent / "config.pbtxt").write_text(text + config)
         (version / "model.py").write_text(HEADER + source)
     ports = [free_port() for _ in range(3)]
-    # the wheel's stub was built against numpy 1: with numpy 2 it sends arrays of no bytes
-    env = {**os.environ, "REAL_TRITON_PIP": "numpy<2"}
-    command = [str(ORACLE), f"--model-repository={root}", "--exit-on-error=false", "--strict-readiness=false"]
+    command = [str(oracle / "real-tritonserver"), f"--model-repository={root}", "--exit-on-error=false"]
+    command += ["--strict-readiness=false"]
     command += [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
     with (root.parent / "triton.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     url = f"http://127.0.0.1:{ports[0]}"
     try:
         for _ in range(1200):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -131,8 +130,6 @@ def stories(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
         "--model-control-mode=explicit", f"--backend-directory={backends}",
         *(f"--host-policy={each}" for each in _policies()),
     ]  # fmt: skip
-    # its first run makes its environment
-    subprocess.run([oracle / "real-tritonserver", "--help"], capture_output=True, check=False)
     (python,) = home.glob("lib/python*/site-packages/pytriton/tritonserver/backends/python")
     (backends / "python").symlink_to(python)
     with real_triton(oracle, models, root / "log", options) as address:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -64,9 +62,7 @@ def start_triton(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Star
     """Starts the real tritonserver on a repository: a context manager."""
 
     @contextmanager
-    def start(
-        repository: Path, *, control_mode: str = "explicit", packages: Sequence[str] = ()
-    ) -> Iterator[RealTriton]:
+    def start(repository: Path, *, control_mode: str = "explicit") -> Iterator[RealTriton]:
         folder = tmp_path_factory.mktemp("triton")
         ports = _free_ports(3)
         command = [
@@ -83,14 +79,11 @@ def start_triton(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Star
         ]
         if control_mode == "explicit":
             command.append("--load-model=*")
-        # The same tokenizers as here: the answers are compared byte for byte.
-        wanted = " ".join([f"tokenizers=={version('tokenizers')}", *packages])
-        environment = os.environ | {"REAL_TRITON_PIP": wanted}
         http, grpc, metrics = (f"127.0.0.1:{port}" for port in ports)
         log_file = folder / "triton.log"
         running = RealTriton(f"http://{http}", f"grpc://{grpc}", f"http://{metrics}/metrics", log_file)
         with running.log.open("wb") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             _wait_ready(running, process)
             yield running

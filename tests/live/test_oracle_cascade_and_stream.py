@@ -6,7 +6,6 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,7 @@ def theirs(
     made = ours.export(tmp_path_factory.mktemp("samples") / "bundle", models=MODELS)
     for name in ("magika", "magika_small"):
         on_the_python_backend(made.repository / name)
-    packages = ("numpy<2", f"onnxruntime=={version('onnxruntime')}")
-    with start_triton(made.repository, packages=packages) as running:
+    with start_triton(made.repository) as running:
         yield running
 
 

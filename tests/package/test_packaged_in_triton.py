@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import packaged_helpers as helpers
 import pytest
-from real_triton import real_triton
+from real_triton import complaints, real_triton
 
 import workbench as wb
 from workbench.session.server import Server
@@ -37,7 +37,7 @@ def answers(server: Server, cases: list[tuple[str, dict[str, Any]]]) -> list[dic
     return out
 
 
-def test_functions_load_and_answer_alike(shared: Path, tmp_path: Path) -> None:
+def test_functions_load_and_answer_alike(oracle: Path, tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
     wb.package(helpers.score, "score", example_inputs={"x": ROWS}, to=models)
@@ -49,18 +49,18 @@ def test_functions_load_and_answer_alike(shared: Path, tmp_path: Path) -> None:
     with wb.serve(models) as here:
         expected = answers(here, cases)
     with (
-        real_triton(shared / "oracle", models, tmp_path / "triton.log") as addresses,
+        real_triton(oracle, models, tmp_path / "triton.log") as addresses,
         wb.connect(addresses.http) as there,
     ):
         assert {row.name: row.state for row in there.models()} == dict.fromkeys(
             ("score", "shout", "centred"), "READY"
-        ), (tmp_path / "triton.log").read_text()[-3000:]
+        ), complaints(tmp_path / "triton.log")
         assert answers(there, cases) == expected
         (entry,) = there.statistics("score")["model_stats"]
         assert int(entry["inference_stats"]["success"]["count"]) >= 2
 
 
-def test_an_estimator_loads_and_answers_alike(shared: Path, tmp_path: Path) -> None:
+def test_an_estimator_loads_and_answers_alike(oracle: Path, tmp_path: Path) -> None:
     from sklearn.ensemble import RandomForestClassifier
 
     models = tmp_path / "models"
@@ -74,14 +74,14 @@ def test_an_estimator_loads_and_answers_alike(shared: Path, tmp_path: Path) -> N
         expected = answers(here, cases)
     needs = [need for need in packaged.needs if not need.startswith("numpy")]
     with (
-        real_triton(shared / "oracle", models, tmp_path / "triton.log", packages=needs) as addresses,
+        real_triton(oracle, models, tmp_path / "triton.log", packages=needs) as addresses,
         wb.connect(addresses.http) as there,
     ):
-        assert there.models()["forest"].ready, (tmp_path / "triton.log").read_text()[-3000:]
+        assert there.models()["forest"].ready, complaints(tmp_path / "triton.log")
         assert answers(there, cases) == expected
 
 
-def test_tables_and_optional_inputs_answer_alike(shared: Path, tmp_path: Path) -> None:
+def test_tables_and_optional_inputs_answer_alike(oracle: Path, tmp_path: Path) -> None:
     from packaged_tables import TABLE, by_column, pipeline
 
     models = tmp_path / "models"
@@ -103,8 +103,8 @@ def test_tables_and_optional_inputs_answer_alike(shared: Path, tmp_path: Path) -
     # that release wants numpy 1, for which there is no pandas 3
     needs = [need for need in packaged.needs if not need.startswith(("numpy", "pandas"))] + ["pandas<3"]
     with (
-        real_triton(shared / "oracle", models, tmp_path / "triton.log", packages=needs) as addresses,
+        real_triton(oracle, models, tmp_path / "triton.log", packages=needs) as addresses,
         wb.connect(addresses.http) as there,
     ):
-        assert all(row.ready for row in there.models()), (tmp_path / "triton.log").read_text()[-3000:]
+        assert all(row.ready for row in there.models()), complaints(tmp_path / "triton.log")
         assert answers(there, cases) == expected
