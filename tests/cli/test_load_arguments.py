@@ -75,6 +75,9 @@ def test_classes_and_replays(tmp_path: Path) -> None:
     assert load == Load.replay(intervals, 2.0, warmup_s=0.0)
 
 
+COUNT = ("--measurement-mode", "count_windows", "--measurement-request-count")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -93,6 +96,8 @@ def test_classes_and_replays(tmp_path: Path) -> None:
         (["--request-rate-range", "1:2:1e-320"], "a range has 16384 at most"),
         (["--request-rate-range", "1:inf:1"], "'1:inf:1' is not a range"),
         (["--concurrency-range", "nan:4:1"], "'nan:4:1' is not a range"),
+        ([*COUNT, "0"], "--measurement-request-count must be above 0 to count by, got 0"),
+        ([*COUNT, "-3"], "--measurement-request-count must be above 0 to count by, got -3"),
     ],
 )
 def test_what_makes_no_sense_is_said(words: list[str], text: str) -> None:

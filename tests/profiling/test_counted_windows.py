@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted_target import INPUTS, ScriptedServer
+from scripted_target import ERROR, INPUTS, ScriptedServer
 
 from workbench.errors import InvalidRequest
 from workbench.profiling import Load, Point, ServerTarget, measure
@@ -62,6 +63,44 @@ def test_fewer_than_were_asked_for_are_not_valid(asked: int) -> None:
     assert f"{point.n} requests in the window, at least {asked} were asked for" in point.reasons[0]
     noted = measured(Load.closed(1, duration_s=0.3, max_duration_s=0.3, **BARELY), latency_s=0.03)
     assert any("by default it is to have 100" in note for note in noted.notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "generators", "text"),
+    [
+        (50, 1, "requests had failed in it: 50 answers were asked for"),
+        (1_000_000, 1, "as nothing but errors had come for"),
+        (50, 2, "requests had failed in it: 50 answers were asked for"),
+        (1_000_000, 2, "as nothing but errors had come for"),
+    ],
+)
+def test_a_window_of_which_nothing_succeeds_ends_without_its_answers(asked: int, generators: int, text: str) -> None:
+    """Not after ten minutes: perf_analyzer ends at the first request that fails."""
+    failing: list[bool] = []
+
+    def on_event(event: Any) -> None:
+        if event["event"] == "window":
+            failing.append(True)
+
+    load = Load.closed(8, requests=asked, generators=generators, warmup_s=0.3, max_warmup_s=0.3)
+    with ScriptedServer(lambda n: -0.002 if failing else 0.002) as server:
+        begin = time.monotonic()
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS, on_event=on_event)
+    assert time.monotonic() - begin < 30
+    assert not point.valid
+    assert any(text in reason for reason in point.reasons), point.reasons
+    assert any(ERROR in reason for reason in point.reasons)
+    assert not any("max_duration_s gives it longer" in reason for reason in point.reasons), "it would not help"
+
+
+def test_errors_that_pass_do_not_end_a_counted_window() -> None:
+    """Fewer than were asked for, and not for long: the window goes on to its answers."""
+    with ScriptedServer(lambda n: -0.01 if 60 <= n < 160 else 0.004) as server:
+        load = Load.closed(2, requests=400, warmup_s=0.05, max_warmup_s=0.05)
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+    assert point.n == 400
+    assert point.failed == 100
+    assert not any("ended" in reason for reason in point.reasons)
 
 
 def test_a_p99_of_a_hundred_requests_is_told_to_be_no_more_than_that() -> None:

@@ -80,6 +80,29 @@ def test_both_kinds_of_load_and_the_row_says_where_it_came_from(target: EngineTa
         assert point.throughput == pytest.approx(100, rel=0.5)
 
 
+@pytest.mark.parametrize(("asked", "text"), [(20, "requests had failed in it"), (10**6, "nothing but errors had come")])
+def test_a_counted_window_of_which_nothing_succeeds_ends(target: EngineTarget, asked: int, text: str) -> None:
+    failing = threading.Event()
+
+    class Failing(EngineTarget):
+        def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+            if failing.is_set():
+                raise InvalidRequest("it fails now")
+            return super().submit(request, on_response)
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "window":
+            failing.set()
+
+    begin = time.monotonic()
+    load = Load.closed(4, requests=asked, warmup_s=0.1, max_warmup_s=0.1)
+    point = measure(Failing(target.engine, target.root), "echo", load, on_event=on_event)
+    assert time.monotonic() - begin < 30
+    assert not point.valid
+    assert any(text in reason for reason in point.reasons), point.reasons
+    assert any("it fails now" in reason for reason in point.reasons)
+
+
 def test_stopping_is_at_once(target: EngineTarget) -> None:
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()

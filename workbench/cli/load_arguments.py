@@ -148,6 +148,11 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         common["sequence_length_variation"] = args.sequence_length_variation / 100
     if args.measurement_mode == "count_windows":
         common["requests"] = common.pop("min_requests", 100)
+        if common["requests"] < 1:  # of a Load 0 means that none are counted; perf_analyzer refuses it, too
+            raise InvalidRequest(
+                f"--measurement-request-count must be above 0 to count by, got {common['requests']}",
+                hint="give the number of requests, or leave out --measurement-mode count_windows for a window of time",
+            )
     if args.measurement_interval is not None:
         common["duration_s"] = args.measurement_interval / 1000
     if args.request_parameter:

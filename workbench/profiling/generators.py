@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from workbench.clock import Clock, monotonic_ns
 from workbench.errors import InternalError, InvalidRequest
 from workbench.profiling.driver import STOP_NS, Frame, GeneratorProcess, Job, OnEvent, longest_ns
+from workbench.profiling.fruitless import Fruitless
 from workbench.profiling.led import Turn
 from workbench.profiling.merging import Share, merge, share_out
 from workbench.profiling.samples import Samples
@@ -172,6 +173,7 @@ class _Lead:
         self._lost: dict[int, str] = {}
         self._ready: set[int] = set()
         self._answered, self._failed = [0] * count, [0] * count
+        self._fruitless = Fruitless()
         self._told: list[NDArray[np.int64]] = []
         """What was answered: a row of times scheduled and one of times done."""
         self._known = [0] * count
@@ -217,6 +219,8 @@ class _Lead:
             begin, end = samples.window
             samples = replace(samples, window=(min(begin, int(samples.scheduled[0])), end))
         extra: dict[str, Any] = {"warm": self._warm, "warmup_s": max(0, self._window[0] - self._start) / 1e9}
+        if self._fruitless.said:
+            extra["fruitless"] = self._fruitless.said
         if self._lost:
             extra["lost"] = self._losses()
         return replace(samples, stopped=samples.stopped or self._cut_short, extra={**samples.extra, **extra})
@@ -273,10 +277,11 @@ class _Lead:
                 self._phase = "opening"
         elif phase == "opening" and now >= self._window[0]:
             self._phase = "window"
+            self._fruitless = Fruitless(load.requests, sum(self._answered), sum(self._failed), now)
             self._on_event({"event": "window", "start": self._window[0]})
         elif phase == "window" and now >= max(self._window[0] + self._least_ns, self._look):
             self._look = now + _LOOK_NS
-            if now >= self._window[0] + int(load.longest_s * 1e9) or self._enough():
+            if now >= self._window[0] + int(load.longest_s * 1e9) or self._enough() or self._in_vain(now):
                 self._finish(now)
 
     def _finish(self, now: int) -> None:
@@ -322,3 +327,6 @@ class _Lead:
         if int(((done >= begin) & (done < known)).sum()) < (load.requests or load.min_requests):
             return False
         return bool(load.requests) or known_well(done, latency, begin, known, self._load.clients)
+
+    def _in_vain(self, now: int) -> bool:
+        return self._fruitless.look(sum(self._answered), sum(self._failed), now)

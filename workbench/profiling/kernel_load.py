@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.clock import Clock, monotonic_ns
+from workbench.profiling.fruitless import Fruitless
 from workbench.profiling.load import Load
 from workbench.profiling.recorder import Recorder
 from workbench.profiling.requests import Prepared
@@ -53,6 +54,7 @@ class KernelLoad:
         self._start = self._began = 0
         self._left, self._count_from, self._counted_at = load.requests + (0 if load.has_open else 1), 0, 0
         self._latest = 0
+        self._fruitless = Fruitless()
         self._lost = ""
 
     def run(self) -> Samples:
@@ -69,6 +71,7 @@ class KernelLoad:
         self._on_event({"event": "window", "start": begin})
         if load.requests:
             self._count_from = begin
+            self._fruitless = Fruitless(load.requests, recorder.answered, recorder.failed, begin)
             self._until(begin + int(load.longest_s * 1e9))
             begin, end = self._count_from, self._counted_at or clock()
         else:
@@ -82,6 +85,8 @@ class KernelLoad:
         samples.extra.update(warmth)
         if self._lost:
             samples.extra["server_lost"] = self._lost
+        if self._fruitless.said:
+            samples.extra["fruitless"] = self._fruitless.said
         return samples
 
     def _settled(self, begin: int, answered: int) -> int:
@@ -148,8 +153,9 @@ class KernelLoad:
         """Whether it was stopped, or all that is still to come would fail: the model is gone, or answers nothing of a
         window that is to have so many requests."""
         self._lost = self._lost or self._recorder.broken_off(self._began)
-        hopeless = self._count_from > 0 and self._recorder.hopeless(self._count_from)
-        return bool(self._lost) or self._stop.is_set() or hopeless
+        recorder = self._recorder
+        in_vain = not self._counted_at and self._fruitless.look(recorder.answered, recorder.failed, self._clock())
+        return bool(self._lost) or self._stop.is_set() or in_vain
 
     def _send_due(self, now: int, wake: int) -> int:
         """Sends what is due and gives the time of what comes next, ``wake`` at the latest."""

@@ -51,7 +51,8 @@ class Load:
     With ``requests`` the window ends with the answer that makes so many, however short or long that is, as
     perf_analyzer's count windows do; at the latest after ``max_duration_s`` (0: ten minutes, of an open loop three
     times what its rate takes). Several ``generators`` end it up to a tenth of a second later. A point with fewer is not
-    valid.
+    valid; the window ends without them when as many have failed, or when nothing but errors comes for three seconds
+    (perf_analyzer ends at the first error). 0 counts none.
 
     ``batch_size`` is the number of rows of one request. An open loop holds at most ``max_in_flight`` requests; what
     would exceed that is counted as failed. ``streaming`` sends to the endpoint that

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.clock import Clock, monotonic_ns
+from workbench.profiling.fruitless import Fruitless
 from workbench.profiling.led import Led, Turn
 from workbench.profiling.load import Load
 from workbench.profiling.plan import Plan, with_id, with_request_id
@@ -92,6 +93,7 @@ class LoadRun:
         """Set with the answer that ends a window of so many requests."""
         self._empty = asyncio.Event()
         self._window = [0, 0]
+        self._fruitless = Fruitless()
         self._left = 0
         """So many answers are still to come in a window of so many requests; 0 where none are counted."""
         self._cpu = [0.0, 0.0]
@@ -140,6 +142,8 @@ class LoadRun:
         samples.extra.update(connections=connections, **self._warmth)
         if self._lost:
             samples.extra["server_lost"] = self._lost
+        if self._fruitless.said:
+            samples.extra["fruitless"] = self._fruitless.said
         samples.extra["nice"] = os.nice(0) if hasattr(os, "nice") else 0
         return samples
 
@@ -256,7 +260,9 @@ class LoadRun:
             await self._until(min(longest, self._window[1] + _LOOK_NS))
 
     async def _count(self, longest: int) -> None:
-        """The window lasts until so many requests are answered, or until ``longest``."""
+        """The window lasts until so many requests are answered, or until ``longest``; or until it is clear that they never
+        will be (``fruitless``)."""
+        self._fruitless = Fruitless(self.load.requests, self.recorder.answered, self.recorder.failed, self.clock())
         self._left = self.load.requests + (0 if self.load.has_open else 1)
         await self._until(longest, self._counted)
         self._left = 0
@@ -354,6 +360,8 @@ class LoadRun:
         recorder = self.recorder
         self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed})
         if recorder.hopeless(self._start):
+            self._break_off()
+        if not self._counted.is_set() and self._fruitless.look(recorder.answered, recorder.failed, self.clock()):
             self._break_off()
         self._look_whether_gone()
 

@@ -73,6 +73,7 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
     if samples.stopped:
         reasons.append("the measurement was stopped before its end")
     reasons += samples.extra.get("lost", ())
+    in_vain = str(samples.extra.get("fruitless", ""))
     said = next(iter(samples.errors()), "")
     said = f": {said[:300]}" if said else ""
     if client.n == 0:
@@ -80,8 +81,11 @@ def judge(target: Target, evidence: Evidence, options: MeasureOptions) -> tuple[
     elif client.failed:
         total = client.n + client.failed
         notes.append(f"{client.failed} of {total} requests failed; latencies are those of the others")
-        if client.failed > total / 2:
-            reasons.append(f"most requests failed{said}")
+        most = client.failed > total / 2
+        if most or in_vain:
+            reasons.append(f"{'most requests' if most else 'requests'} failed{said}")
+    if in_vain:
+        reasons.append(in_vain)
     load = evidence.load
     asked = options.requests_asked or load.requests > 0 or load.min_requests != _DEFAULT_REQUESTS
     short = _short(evidence, asked)
@@ -124,7 +128,7 @@ def _short(evidence: Evidence, by_somebody: bool) -> str:
     begin, end = samples.window
     # The window ends by what ended in it; an open loop's point is about what was scheduled in it.
     had = max(evidence.client.n, int((samples.ok & (samples.done >= begin) & (samples.done < end)).sum()))
-    if samples.stopped or {"lost", "server_lost"} & samples.extra.keys() or not 0 < had < asked:
+    if samples.stopped or {"lost", "server_lost", "fruitless"} & samples.extra.keys() or not 0 < had < asked:
         return ""
     wanted = f"at least {asked} were asked for" if by_somebody else f"by default it is to have {asked}"
     return f"{had} requests in the window, {wanted} (max_duration_s gives it longer)"

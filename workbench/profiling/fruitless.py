@@ -1,0 +1,55 @@
+"""When a window that is to have so many answers ends without them: so many have failed, or none comes any more."""
+
+from __future__ import annotations
+
+from workbench.profiling.recorder import GONE_NS
+
+_LEAST = 10
+"""So many failures in a row, at least, say that nothing is answered any more."""
+
+
+class Fruitless:
+    """Looks on while a window counts its answers; perf_analyzer ends at the first request that fails.
+
+    It ends when as many requests have failed as were to be answered: most of its requests have failed then, whatever
+    else comes. And, however many are asked for, when nothing but errors has come for a while (``GONE_NS``, in which a
+    server that is started again at once comes back).
+
+    Args:
+        wanted: how many answers the window is to have; 0: none are counted, and it never ends for this.
+        answered: how many there were when it began.
+        failed: how many had failed by then.
+        now: when it began, ns.
+    """
+
+    def __init__(self, wanted: int = 0, answered: int = 0, failed: int = 0, now: int = 0) -> None:
+        self._wanted = wanted
+        self._before = self._failed = failed
+        self._answered = answered
+        self._since = now
+        self.said = ""
+        """Why it was to end, in words; empty while it may go on."""
+
+    def look(self, answered: int, failed: int, now: int) -> bool:
+        """Whether the window is to end now; ``said`` has the words then.
+
+        Args:
+            answered: how many requests have been answered by now, of the whole run.
+            failed: how many have failed.
+            now: ns.
+        """
+        if not self._wanted or self.said:
+            return bool(self.said)
+        if answered != self._answered or failed == self._failed:
+            # the time counts from the last answer before a failure: without any failure it may just be slow
+            self._answered, self._failed, self._since = answered, failed, now
+        if failed - self._before >= self._wanted:
+            self.said = f"the window was ended as {failed - self._before} requests had failed in it: {self._asked}"
+        elif failed - self._failed >= _LEAST and now - self._since > GONE_NS:
+            lasted = (now - self._since) / 1e9
+            self.said = f"the window was ended as nothing but errors had come for {lasted:.1f} s: {self._asked}"
+        return bool(self.said)
+
+    @property
+    def _asked(self) -> str:
+        return f"{self._wanted} answers were asked for"
