@@ -6,8 +6,9 @@ journal; whoever sweeps the model next from here puts the configuration back fir
 what is loaded after every point, and ends in words when somebody else has changed it.
 
 A server is its host and port, however they are spelled; the names and addresses of this machine are one host. Another
-port of the same host is the same server where what it has counted says so (``same_server``). A server of the workbench
-on this machine has leases of its own: they are taken in place of journals.
+port of the same host is the same server where what it has counted says so (``same_server``). Where that cannot be known
+yet, as a sweep there has only begun, it is waited for; sweeps of one model that begin at the same moment do so in turn.
+A server of the workbench on this machine has leases of its own: they are taken in place of journals.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from workbench.clock import wall_ms
+from workbench.clock import monotonic_ns, wall_ms
 from workbench.errors import ConnectionFailed, NotReady, WorkbenchError
 from workbench.records.holder import Holder
 from workbench.server import runtime
@@ -39,8 +40,11 @@ _FAR_S = 60.0
 """A holder that cannot be seen from here (a home shared by machines) is gone when its journal is this old."""
 
 
-_LOOKING_S = 2.0
-"""So long a new sweep waits for a running one of another port to have counted something."""
+_LOOKING_S = 20.0
+"""So long a new sweep waits for a running one at another port of this host to have counted something."""
+
+_LOOK_S = 1.0
+"""After so long it looks whether that one still runs."""
 
 
 class Journals:
@@ -53,8 +57,14 @@ class Journals:
 
     def __init__(self, url: str, client: TritonClient) -> None:
         self._key = _key(url)  # once: a server that dies in the sweep is found no more
+        self._url = url
         self._client = client
         self._same: set[str] = set()
+
+    def taking(self, model: str) -> contextlib.AbstractContextManager[None]:
+        """Lets one at a time take a model on this host, by whichever of its ports: who comes second finds the journal
+        of the first. Which ports are one server shows only once it has answered, so they share one lock."""
+        return _locked(_path(_host(self._key), model))
 
     def path(self, model: str, wait_s: float = 0.0) -> Path:
         """Where the journal of a model is: that of a sweep that runs, by any address; else the one of this address.
@@ -62,16 +72,33 @@ class Journals:
         Args:
             model: its name.
             wait_s: how long to wait for a sweep at another port of this host to show whether it is of this server.
+
+        Raises:
+            NotReady: it has not shown that, and still runs: beside it neither could be believed.
         """
-        own = _path(self._key, model)
-        running: list[Path] = []
-        left: list[Path] = []
-        for path, entry in _entries():
-            if entry["model"] == model:
-                gone = _is_gone(path, entry)
-                if path == own or self._leads_here(entry["url"], model, 0.0 if gone else wait_s):
-                    (left if gone else running).append(path)
-        return next(iter([*running, *(path for path in left if path == own), *left]), own)
+        own, until = _path(self._key, model), monotonic_ns() + int(wait_s * 1e9)
+        while True:
+            running: list[Path] = []
+            left: list[Path] = []
+            unsure: list[Mapping[str, Any]] = []
+            for path, entry in _entries():
+                if entry["model"] == model:
+                    gone = _is_gone(path, entry)
+                    here = path == own or self._leads_here(entry["url"], model, 0.0 if gone else min(wait_s, _LOOK_S))
+                    if here:
+                        (left if gone else running).append(path)
+                    elif here is None and not gone:
+                        unsure.append(entry)
+            if running or not unsure:
+                return next(iter([*running, *(path for path in left if path == own), *left]), own)
+            if monotonic_ns() >= until:
+                other = Holder.from_json(unsure[0]["holder"])
+                raise NotReady(
+                    f"'{model}' is being swept by {other} at {unsure[0]['url']}, and it cannot be told whether that is "
+                    "this server: the model has answered nothing there yet",
+                    where=self._url,
+                    hint="wait for it or stop it",
+                )
 
     def left_behind(self) -> dict[str, dict[str, Any]]:
         """What killed sweeps of the server have left: model → the configuration that it had before."""
@@ -89,14 +116,17 @@ class Journals:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
 
-    def _leads_here(self, url: str, model: str, wait_s: float = 0.0) -> bool:
+    def _leads_here(self, url: str, model: str, wait_s: float = 0.0) -> bool | None:
+        """Whether an address is of this server; None where that cannot be known."""
         key = _key(url)
         if key == self._key or key in self._same:
             return True
-        if _host(key) != _host(self._key) or not same_server(self._client, url, model, wait_s):
+        if _host(key) != _host(self._key):
             return False
-        self._same.add(key)
-        return True
+        same = same_server(self._client, url, model, wait_s)
+        if same:
+            self._same.add(key)
+        return same
 
 
 class JournalDesk:
@@ -112,8 +142,8 @@ class JournalDesk:
         Raises:
             NotReady: a sweep of it runs from here.
         """
-        path = self._server.journals.path(name, _LOOKING_S)
-        with _locked(path):
+        with self._server.journals.taking(name):
+            path = self._server.journals.path(name, _LOOKING_S)
             left = _read(path)
             if left is not None:
                 if not _is_gone(path, left):
@@ -246,7 +276,10 @@ def _entries() -> list[tuple[Path, dict[str, Any]]]:
 def _directory() -> Path:
     """Beside the runtime files, owner-only like them."""
     path = runtime.directory().parent / "sweeps"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritten(path, error) from error
     return path
 
 
@@ -321,18 +354,27 @@ def _write(path: Path, entry: Mapping[str, Any]) -> None:
         draft.write_text(json.dumps(entry))
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise NotReady(
-            f"cannot write down what must be put back after the sweep: {error}",
-            where=str(path),
-            hint="set XDG_STATE_HOME to a directory that you may write",
-        ) from error
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> NotReady:
+    return NotReady(
+        f"cannot write down what must be put back after the sweep: {error}",
+        where=str(path),
+        hint="set XDG_STATE_HOME to a directory that you may write",
+    )
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One at a time takes a model; the lock goes with the process."""
-    with path.with_suffix(".lock").open("w") as file:
+    try:
+        opened = path.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise _unwritten(path, error) from error
+    with opened as file:
         with contextlib.suppress(ImportError, OSError):  # not on Windows, nor on every network home
             import fcntl
 

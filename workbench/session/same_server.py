@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.client import TritonClient, connect
 from workbench.clock import monotonic_ns, sleep
-from workbench.errors import WorkbenchError
+from workbench.errors import ConnectionFailed, WorkbenchError
 
 _ROUNDS = 3
 """So many readings must agree, or disagree, with none of the other kind between them."""
@@ -21,8 +21,8 @@ _GAP_S = 0.1
 _Counts = Mapping[tuple[str, str], int]
 
 
-def same_server(client: TritonClient, url: str, model: str, wait_s: float = 0.0) -> bool:
-    """Whether another address leads to the server of a client. False where that cannot be known.
+def same_server(client: TritonClient, url: str, model: str, wait_s: float = 0.0) -> bool | None:
+    """Whether another address leads to the server of a client. None where that cannot be known.
 
     Triton says nothing of itself by which it could be known. But the times that it has added up for a model, in
     nanoseconds, no other server has: what the other address tells lies between two readings of this one.
@@ -30,22 +30,22 @@ def same_server(client: TritonClient, url: str, model: str, wait_s: float = 0.0)
     Args:
         client: of the one address.
         url: the other one.
-        model: a model that both should have; it must have answered a request.
+        model: a model that both should have; it must have answered a request, of one of the two at least.
         wait_s: how long to wait for that.
     """
     try:
         other = connect(url)
-    except WorkbenchError:
-        return False
+    except WorkbenchError as error:
+        return False if isinstance(error, ConnectionFailed) else None
     try:
         return _agree(client, other, model, monotonic_ns() + int(wait_s * 1e9))
-    except WorkbenchError:
+    except ConnectionFailed:
         return False
     finally:
         other.close()
 
 
-def _agree(client: TritonClient, other: TritonClient, model: str, until: int) -> bool:
+def _agree(client: TritonClient, other: TritonClient, model: str, until: int) -> bool | None:
     agreed, differed, chance, read = 0, 0, 1.0, 0
     while True:
         found = _reading(client, other, model)
@@ -57,18 +57,23 @@ def _agree(client: TritonClient, other: TritonClient, model: str, until: int) ->
         if differed == _ROUNDS or (agreed >= _ROUNDS and chance < _CHANCE):
             return agreed > 0
         if monotonic_ns() >= until and (found is None or read >= 4 * _ROUNDS):
-            return False
+            return None
         sleep(_GAP_S)
 
 
 def _reading(client: TritonClient, other: TritonClient, model: str) -> float | None:
     """The share of the time counted that passed while it was read, where the other one's lies between; 0 where that
     does not; None where it says nothing."""
-    before, between, after = (_counts(each.statistics(model)) for each in (client, other, client))
+    try:
+        before, between, after = (_counts(each.statistics(model)) for each in (client, other, client))
+    except ConnectionFailed:
+        raise
+    except WorkbenchError:
+        return None  # one has no such model, or none at this moment
     if before.keys() != after.keys() or any(after[key] < count for key, count in before.items()):
         return None  # it was loaded anew meanwhile
     times = sum(count for (_, kind), count in after.items() if kind == "success")
-    if not times:
+    if not times and not any(between.values()):
         return None
     if between.keys() != before.keys():
         return 0.0
