@@ -204,6 +204,8 @@ def _given(model: str, config: Mapping[str, Any], largest: int, examples: list[d
         raise InvalidRequest(
             f"the inputs have different numbers of rows: {sorted(rows)}", hint="give each request the same batch size"
         )
+    if rows == {0}:
+        raise InvalidRequest("the inputs have no rows", where=f"model '{model}'", hint="a request has one at least")
     return Made(requests, rows.pop(), "given")
 
 

@@ -17,6 +17,7 @@ from workbench.profiling.load_limits import (
     NUMBERS,
     SHORTEST_S,
     WEEK_S,
+    check_factor,
     check_numbers,
     check_parameters,
     check_share,
@@ -162,8 +163,7 @@ class Load:
         from workbench.profiling.trace_files import kept
 
         path, digest, read = kept(trace)
-        if not factor > 0:
-            raise InvalidRequest(f"factor must be above 0, got {factor}")
+        check_factor(factor)
         if not SHORTEST_S <= read.length_s / factor <= WEEK_S:
             raise InvalidRequest(
                 f"the {read.length_s:g} s of the trace would take {read.length_s / factor:g} s at factor {factor:g}",
@@ -198,10 +198,7 @@ class Load:
         Raises:
             InvalidRequest: no classes, shares without a total, or one that says what only the whole can.
         """
-        if not classes:
-            raise InvalidRequest("a mixed load needs classes", hint='Load.classes({"a": Load.closed(4)})')
-        for name, part in classes.items():
-            _check_options(name, part)
+        _check_classes(classes)
         classes = {name: _whole_of(part) for name, part in classes.items()}
         shared = [name for name, part in classes.items() if not isinstance(part, Load)]
         given = {name: _with_share(name, classes[name]) for name in shared}
@@ -209,7 +206,14 @@ class Load:
             raise InvalidRequest(
                 f"the shares of {', '.join(shared)} need a total", hint="give either concurrency=N or rate=R"
             )
-        parts = _divide({name: share for name, (share, _) in given.items()}, concurrency, rate)
+        if not shared and (concurrency or rate):
+            raise InvalidRequest(
+                f"no class has a share of the {'concurrency' if concurrency else 'rate'} in all: each says how much",
+                hint='give classes a {"share": 1}, or leave the total out',
+            )
+        total = check_numbers({**_DEFAULTS, **({"concurrency": concurrency} if concurrency else {"rate": rate})})
+        shares = {name: share for name, (share, _) in given.items()}
+        parts = _divide(shares, int(total["concurrency"]) if concurrency else 0, 0.0 if concurrency else total["rate"])
         whole = cls(**{**options, "generators": 1})
         mix = []
         for index, (name, part) in enumerate(classes.items()):
@@ -314,8 +318,19 @@ _OF_THE_WHOLE = (
 )  # fmt: skip
 
 
+def _check_classes(classes: Any) -> None:
+    if not isinstance(classes, Mapping) or not classes:
+        got = "" if isinstance(classes, Mapping) else f", got {classes!r:.80}"
+        raise InvalidRequest(f"a mixed load needs classes{got}", hint='Load.classes({"a": Load.closed(4)})')
+    for name, part in classes.items():
+        _check_options(name, part)
+
+
 def _check_options(name: str, part: Any) -> None:
-    unknown = set(part) - {item.name for item in fields(Load)} - {"share"} if isinstance(part, Mapping) else ()
+    named = set(part) if isinstance(part, Mapping) else set()
+    unknown = named - {item.name for item in fields(Load)} - {"share"} | named & {"kind", "mix"}
+    if {"rate", "concurrency"} <= named:
+        raise InvalidRequest(f"class '{name}' has both a rate and a concurrency", hint="give one of the two")
     if unknown:
         raise InvalidRequest(
             f"class '{name}' has the unknown option {', '.join(sorted(map(str, unknown)))}",

@@ -97,6 +97,16 @@ def check_parameters(parameters: Any) -> None:
             )
 
 
+def check_factor(factor: Any) -> None:
+    """Times as fast as a trace came.
+
+    Raises:
+        InvalidRequest: it is no number above 0.
+    """
+    if isinstance(factor, bool) or not isinstance(factor, int | float | np.integer | np.floating) or not factor > 0:
+        raise InvalidRequest(f"factor must be above 0, got {factor!r:.80}")
+
+
 def check_share(name: str, share: Any) -> float:
     """A class's share of a load.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,9 @@ from workbench.records.runs import Run, RunStore
 
 Grid = Mapping[str, Sequence[Any]]
 """Values by path, such as ``{"dynamic_batching.max_queue_delay_microseconds": [0, 500]}``; None removes the field."""
+
+MOST_POINTS = 100_000
+"""So many points a sweep may have; at a second each they take more than a day."""
 
 _OVERHEAD_S = 0.6  # what a point takes beside its load, before one has been measured
 
@@ -55,11 +59,11 @@ class SweepOptions:
     clock: Clock = monotonic_ns
 
 
-def combinations(grid: Grid) -> list[dict[str, Any]]:
-    """Every combination of a grid's values; one empty combination for an empty grid.
+def listed(grid: Grid) -> dict[str, list[Any]]:
+    """A grid with its values in lists; what gives them only once may be asked once.
 
     Raises:
-        InvalidRequest: a path without values.
+        InvalidRequest: a path without values, more combinations than ``MOST_POINTS``.
     """
     if not isinstance(grid, Mapping):
         raise InvalidRequest(
@@ -68,11 +72,29 @@ def combinations(grid: Grid) -> list[dict[str, Any]]:
     lists: dict[str, list[Any]] = {}
     for path, values in grid.items():
         given: Any = values
+        if not isinstance(path, str):
+            raise InvalidRequest(
+                f"a grid maps paths to lists of values, got the path {path!r:.80}", hint='{"max_batch_size": [4, 8]}'
+            )
         if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-            raise InvalidRequest(f"the grid needs a list of values for '{path}', got {given!r}")
-        lists[path] = list(given)
+            raise InvalidRequest(f"the grid needs a list of values for '{path}', got {given!r:.80}")
+        lists[path] = list(itertools.islice(given, MOST_POINTS + 1))  # it may never end
         if not lists[path]:
             raise InvalidRequest(f"the grid needs a list of values for '{path}', got an empty one")
+    if math.prod(map(len, lists.values())) > MOST_POINTS:
+        raise InvalidRequest(
+            f"the grid has more than {MOST_POINTS} combinations: a sweep would take days", hint="give fewer values"
+        )
+    return lists
+
+
+def combinations(grid: Grid) -> list[dict[str, Any]]:
+    """Every combination of a grid's values; one empty combination for an empty grid.
+
+    Raises:
+        InvalidRequest: as ``listed``.
+    """
+    lists = listed(grid)
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
@@ -84,7 +106,14 @@ def items_of(grid: Grid, loads: Sequence[Load]) -> list[Item]:
     """
     if not loads:
         raise InvalidRequest("a sweep needs at least one load")
-    pairs = itertools.product(combinations(grid), loads)
+    settings = combinations(grid)
+    if len(settings) * len(loads) > MOST_POINTS:
+        raise InvalidRequest(
+            f"{len(settings)} configurations at {len(loads)} loads are more than {MOST_POINTS} points: a sweep would "
+            "take days",
+            hint="give fewer values",
+        )
+    pairs = itertools.product(settings, loads)
     return [Item(number, settings, load) for number, (settings, load) in enumerate(pairs)]
 
 

@@ -68,7 +68,12 @@ def kept(trace: Trace | HasTrace | str | Path) -> tuple[Path, str, Trace]:
         path = Path(trace).expanduser().resolve()
         read = read_trace(path)
         return path, sha256_of(path), read
-    trace = trace if isinstance(trace, Trace) else trace.trace
+    if not isinstance(trace, Trace):
+        if not hasattr(trace, "trace"):
+            raise InvalidRequest(
+                f"what is replayed is a trace, a capture or a file, got {trace!r:.80}", hint="Load.replay(FILE)"
+            )
+        trace = trace.trace
     data = trace.to_bytes()
     digest = hashlib.sha256(data).hexdigest()
     name = re.sub(r"[^a-z0-9]+", "-", trace.source.partition(" at ")[0].lower())[:40].strip("-") or "trace"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Real
@@ -9,6 +10,7 @@ from typing import Any
 
 from workbench.errors import InvalidRequest
 from workbench.profiling import Load, MeasureOptions
+from workbench.profiling.sweeping import MOST_POINTS
 
 _NOT_OPTIONS = {"kind", "concurrency", "rate", "distribution", "mix", "trace", "trace_sha256", "factor", "inputs"}
 _LOAD_FIELDS = {item.name for item in fields(Load)} - _NOT_OPTIONS
@@ -54,6 +56,11 @@ def judged_by(measure: MeasureOptions | None, options: Mapping[str, Any]) -> Mea
     """How points are judged, given the options of a verb: who asks for so many requests wants no fewer, also where that
     is the number that loads have anyway."""
     judged = measure if measure is not None else MeasureOptions()
+    if not isinstance(judged, MeasureOptions):
+        raise InvalidRequest(
+            f"measure must be MeasureOptions, got {measure!r:.80}",
+            hint='workbench.profiling.MeasureOptions(stability="three_windows")',
+        )
     return replace(judged, requests_asked=True) if "min_requests" in options else judged
 
 
@@ -75,11 +82,33 @@ def _numbers(name: str, given: Any, kind: type[int] | type[float]) -> list[Any]:
     """
     if given is None:
         return []
-    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    hint = f"write {name}=8 or {name}=[1, 8]"
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    values = list(itertools.islice(given, MOST_POINTS + 1)) if several else [given]
+    if not values:
+        raise InvalidRequest(f"{name} names no load: it is empty", hint=f"{hint}, or leave it out")
+    if len(values) > MOST_POINTS:
+        raise InvalidRequest(f"{name} names more than {MOST_POINTS} loads", hint=hint)
     for value in values:
-        if not isinstance(value, Real) or (kind is int and not float(value).is_integer()):
+        if not _is_number(value, kind):
             raise InvalidRequest(
-                f"{name} must be {'whole numbers' if kind is int else 'numbers'}, got {value!r:.80}",
-                hint=f"write {name}=8 or {name}=[1, 8]",
+                f"{name} must be {'whole numbers' if kind is int else 'numbers'}, got {value!r:.80}", hint=hint
             )
-    return [kind(value) for value in values]
+    return [_as(kind, value) for value in values]
+
+
+def _is_number(value: Any, kind: type[int] | type[float]) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    number: Any = value
+    try:
+        return kind is float or bool(int(number) == number)
+    except (OverflowError, ValueError):  # infinite, no number
+        return False
+
+
+def _as(kind: type[int] | type[float], value: Any) -> Any:
+    try:
+        return kind(value)
+    except OverflowError:
+        return value  # a load says what it may be

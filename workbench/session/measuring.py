@@ -30,7 +30,7 @@ from workbench.profiling.ab_verdict import looks
 from workbench.profiling.hold import Desk, Hold
 from workbench.profiling.paths import check_grid, normal_grid
 from workbench.profiling.settings import split_setting
-from workbench.profiling.sweeping import combinations
+from workbench.profiling.sweeping import listed
 from workbench.profiling.target import TargetProtocol
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse
 from workbench.records import RecordColumns
@@ -190,6 +190,7 @@ def profile(
     **options: Any,
 ) -> Point:
     """Measures one load point; see ``Server.profile``."""
+    _check_name(model)
     loads = loads_of(concurrency, rate, options, load)
     if len(loads) != 1:
         raise InvalidRequest(
@@ -239,13 +240,16 @@ def ab(
     **options: Any,
 ) -> ABResult:
     """Compares two configurations in interleaved blocks; see ``Server.ab``."""
+    _check_name(model)
+    if against:
+        _check_name(against)
     of_blocks = {"duration_s": 1.0, "warmup_s": 0.2, "seed": seed, **options} if load is None else options
     loads = loads_of(concurrency, rate, of_blocks, load)
     if len(loads) != 1:
         raise InvalidRequest("ab compares at one load", hint="give concurrency or rate")
     first, second = _one(server, model, a), _one(server, against or model, b)
     judging = ABOptions(pairs, max_pairs, metric, seed, judged_by(measure, options))
-    runs = RunStore(store) if isinstance(store, str | Path) else store
+    runs = _store_of(store)
     session = server.session
     with contextlib.ExitStack() as stack:
         for name in dict.fromkeys((model, against or model)):
@@ -265,6 +269,10 @@ def ab(
 
 def _one(server: Server, model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """One side's settings in their normal form."""
+    if not isinstance(settings, Mapping):
+        raise InvalidRequest(
+            f"a side of an A/B is values by path, got {settings!r:.80}", hint='{"max_batch_size": 8}, or {} as it is'
+        )
     normal = checked_grid(server, model, {path: [value] for path, value in settings.items()})
     return {path: values[0] for path, values in normal.items()}
 
@@ -331,10 +339,11 @@ def sweep(
     """
     from workbench.session.sharding import executor_for
 
+    _check_name(model)
     target, loads = SessionTarget(server), loads_of(concurrency, rate, options, load)
     grid = checked_grid(server, model, grid)
     where = executor_for(target, server, model, loads, executor, generators_on)
-    runs = RunStore(store) if isinstance(store, str | Path) else store
+    runs = _store_of(store)
     settings = SweepOptions(
         title=title, kind=kind, resume=resume, remeasure=remeasure, content=content,
         keep_samples=keep_samples, measure=judged_by(measure, options))  # fmt: skip
@@ -349,6 +358,17 @@ def sweep(
         stack.enter_context(session.measuring_window())
         hear = _tell_all(session, stack.enter_context(progress_bar(show_progress, f"sweep {model}")), on_progress)
         return run_sweep(target, model, grid, loads, on_progress=hear, **given)
+
+
+def _check_name(model: Any) -> None:
+    if not isinstance(model, str) or not model:
+        raise InvalidRequest(f"a model is given by its name, got {model!r:.80}", hint="server.models() lists them")
+
+
+def _store_of(store: Any) -> RunStore | None:
+    if store is not None and not isinstance(store, str | Path | RunStore):
+        raise InvalidRequest(f"store must be a directory, got {store!r:.80}", hint='store="runs", None stores nothing')
+    return RunStore(store) if isinstance(store, str | Path) else store
 
 
 def _in_background(
@@ -385,7 +405,7 @@ def checked_grid(server: Server, model: str, grid: Mapping[str, Sequence[Any]]) 
         InvalidRequest: it is no grid.
         NotFound: there is no such model.
     """
-    combinations(grid)
+    grid = listed(grid)
     whole = _whole(server, [model])
     for key in grid:
         name, path = split_setting(key, model)

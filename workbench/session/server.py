@@ -390,7 +390,7 @@ class Server(TellingServer):
         """
         from workbench.session.measuring import sweep
 
-        return sweep(self, model, plain(grid or {}), wait=wait, **options)
+        return sweep(self, model, plain({} if grid is None else grid), wait=wait, **options)
 
     def export(self, to: str | Path, **options: Any) -> ExportResult:
         """Writes the repository with the configurations as they are applied now, and ``provenance.json``.

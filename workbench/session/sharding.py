@@ -46,8 +46,8 @@ def executor_of(given: ExecutorLike, server: Server, model: str) -> Executor | N
         return None
     if given == "ray":
         given = Ray()
-    if isinstance(given, str):
-        raise InvalidRequest(f"there is no executor {given!r}", hint='there are "local" and "ray"; or wb.Ray(...)')
+    if isinstance(given, str) or not (isinstance(given, Ray) or hasattr(given, "open")):
+        raise InvalidRequest(f"there is no executor {given!r:.80}", hint='there are "local" and "ray"; or wb.Ray(...)')
     return given.bind(serving_of(server, model)) if isinstance(given, Ray) else given
 
 
@@ -67,8 +67,8 @@ def place_of(given: PlaceLike, server: Server, loads: Sequence[Load]) -> Place |
         )
     if given == "ray":
         given = Ray()
-    if isinstance(given, str):
-        raise InvalidRequest(f"there is no executor {given!r}", hint='there are "local" and "ray"; or wb.Ray(...)')
+    if isinstance(given, str) or not (isinstance(given, Ray) or hasattr(given, "open")):
+        raise InvalidRequest(f"there is no executor {given!r:.80}", hint='there are "local" and "ray"; or wb.Ray(...)')
     if isinstance(given, Ray):
         return RayGenerators(given, server.url, max(load.generators for load in loads))
     return given
