@@ -71,6 +71,8 @@ def test_classes_and_replays(tmp_path: Path) -> None:
     assert [[part.concurrency for part in load.parts] for load in loads] == [[3, 1], [6, 2]]
     intervals = tmp_path / "intervals"
     intervals.write_text("1000\n")
+    with pytest.raises(InvalidRequest, match="factor must be above 0, got 0"):
+        named("--request-intervals", str(intervals), "--factor", "0")
     (load,), _ = named("--request-intervals", str(intervals), "--factor", "2", "--warmup", "0")
     assert load == Load.replay(intervals, 2.0, warmup_s=0.0)
 
@@ -96,6 +98,13 @@ COUNT = ("--measurement-mode", "count_windows", "--measurement-request-count")
         (["--request-rate-range", "1:2:1e-320"], "a range has 16384 at most"),
         (["--request-rate-range", "1:inf:1"], "'1:inf:1' is not a range"),
         (["--concurrency-range", "nan:4:1"], "'nan:4:1' is not a range"),
+        (["--concurrency-range", "1.5:3"], "'1.5:3' is not a range of whole numbers"),
+        (["--concurrency", ""], "'' is not a list of numbers"),
+        (["--rate", ""], "'' is not a list of numbers"),
+        (["--classes", '{"a": 5}'], "class 'a' says neither"),
+        (["--classes", "/proc/self/mem"], "the file of classes cannot be read"),
+        (["--classes", '{"a": {"rate": 5, "concurrency": 2}}'], "class 'a' has both a rate and a concurrency"),
+        (["--request-parameter", "a:nan:float"], "parameter 'a' must be"),
         ([*COUNT, "0"], "--measurement-request-count must be above 0 to count by, got 0"),
         ([*COUNT, "-3"], "--measurement-request-count must be above 0 to count by, got -3"),
     ],

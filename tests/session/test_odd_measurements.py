@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,16 @@ def test_inputs_without_rows_are_told_of(process: WorkbenchServer) -> None:
     empty = {"x": np.zeros((0, 4), np.float32)}
     (point,) = process.sweep("double", {}, concurrency=1, inputs=empty, **QUICK)  # type: ignore[misc]
     assert point.error == "the inputs have no rows"
+
+
+def test_a_file_of_inputs_without_data_is_not_sent_as_random_numbers(process: WorkbenchServer, tmp_path: Path) -> None:
+    file = tmp_path / "inputs.json"
+    file.write_text('{"data": []}')
+    (point,) = process.sweep("double", {}, concurrency=1, inputs=file, **QUICK)  # type: ignore[misc]
+    assert point.error == "the file of inputs has no data"
+    file.write_text('{"ranges": {"x": {"min": 0, "max": 5}}}')
+    (point,) = process.sweep("double", {}, concurrency=1, inputs=file, **QUICK)  # type: ignore[misc]
+    assert not point.error, "numbers are drawn as it says"
 
 
 @pytest.mark.parametrize(

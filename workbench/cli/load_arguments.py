@@ -140,7 +140,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         InvalidRequest: they contradict each other, or cannot be read.
         NotFound: a file that they name is not there.
     """
-    concurrency = [*_numbers(args.concurrency, int), *(int(v) for v in _range(args.concurrency_range))]
+    concurrency = [*_numbers(args.concurrency, int), *_whole(args.concurrency_range)]
     rate = [*_numbers(args.rate, float), *_range(args.request_rate_range)]
     common = {field: getattr(args, name) for name, field in FIELDS.items() if getattr(args, name) is not None}
     common["streaming"] = args.streaming
@@ -176,7 +176,8 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         raise InvalidRequest(f"a replay has its own rate: leave out {'--concurrency' if concurrency else '--rate'}")
     from workbench.profiling import Load
 
-    return {**options, "load": Load.replay(args.replay or args.request_intervals, args.factor or 1.0, **common)}
+    factor = 1.0 if args.factor is None else args.factor
+    return {**options, "load": Load.replay(args.replay or args.request_intervals, factor, **common)}
 
 
 def _mixed(args: argparse.Namespace, concurrency: list[Any], rate: list[Any], common: dict[str, Any]) -> list[Load]:
@@ -187,7 +188,10 @@ def _mixed(args: argparse.Namespace, concurrency: list[Any], rate: list[Any], co
         path = Path(text).expanduser()
         if not path.is_file():
             raise NotFound("there is no such file of classes", where=str(path))
-        text = path.read_text()
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"the file of classes cannot be read: {error}", where=str(path)) from error
     try:
         classes = json.loads(text)
     except ValueError as error:
@@ -196,7 +200,8 @@ def _mixed(args: argparse.Namespace, concurrency: list[Any], rate: list[Any], co
         ) from error
     if not isinstance(classes, dict):
         raise InvalidRequest("--classes is not a JSON object", hint='write {"NAME": {"rate": 100, "priority": 1}}')
-    open_ones = {name: {"distribution": args.request_distribution, **part} for name, part in classes.items()}
+    given = {"distribution": args.request_distribution}
+    open_ones = {name: {**given, **part} if isinstance(part, dict) else part for name, part in classes.items()}
     totals: list[dict[str, Any]] = [{"concurrency": each} for each in concurrency]
     totals += [{"rate": each} for each in rate]
     return [Load.classes(open_ones, **total, **common) for total in totals or [{}]]
@@ -217,7 +222,7 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def _numbers(text: str | None, kind: type[int] | type[float]) -> list[Any]:
-    if not text:
+    if text is None:
         return []
     try:
         return [kind(part) for part in text.split(",")]
@@ -225,9 +230,17 @@ def _numbers(text: str | None, kind: type[int] | type[float]) -> list[Any]:
         raise InvalidRequest(f"'{text}' is not a list of numbers", hint="write 1,4,16") from error
 
 
+def _whole(text: str | None) -> list[int]:
+    """A range of clients."""
+    values = _range(text)
+    if not all(value.is_integer() for value in values):
+        raise InvalidRequest(f"'{text}' is not a range of whole numbers", hint="write START:END:STEP, such as 1:8:1")
+    return [int(value) for value in values]
+
+
 def _range(text: str | None) -> list[float]:
     """``start:end:step`` as perf_analyzer reads it; end and step may be left out."""
-    if not text:
+    if text is None:
         return []
     parts = _numbers(text.replace(":", ","), float)
     start, end, step = parts[0], parts[1] if len(parts) > 1 else parts[0], parts[2] if len(parts) > 2 else 1

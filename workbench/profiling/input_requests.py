@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -121,6 +122,8 @@ def _examples_of(models: Models, model: str, load: Load, file: Path | None, rows
             made.streams = tuple(spans) if len(streams) > 1 else ()
             return made
     try:
+        if file is not None and directory is file:
+            _check_not_empty(file, specs, optional)
         with tempfile.TemporaryDirectory() as empty:
             drawn = _examples(directory or Path(empty), specs, load.seed, rows, optional)
     except ConfigError as error:
@@ -130,6 +133,15 @@ def _examples_of(models: Models, model: str, load: Load, file: Path | None, rows
     if source == "zero":
         drawn = [{name: _zeros(array) for name, array in example.items()} for example in drawn[:1]]
     return Made([_request(model, example, specs) for example in drawn], max(1, rows), source, tuple(notes))
+
+
+def _check_not_empty(file: Path, specs: Sequence[InputSpec], optional: Collection[str]) -> None:
+    """Numbers are drawn only where the file says from what: one without any data is not what somebody means to send."""
+    if any(load_streams(file, specs, optional=optional)) or json.loads(file.read_text()).get("ranges"):
+        return
+    raise InvalidRequest(
+        "the file of inputs has no data", where=str(file), hint='write {"data": [{"INPUT": [...]}]}, or send random'
+    )
 
 
 def _zeros(array: NDArray[Any]) -> NDArray[Any]:

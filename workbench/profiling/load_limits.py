@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,7 +92,8 @@ def check_parameters(parameters: Any) -> None:
         raise InvalidRequest(f"parameters must be values by name, got {parameters!r:.80}")
     for name, value in parameters.items():
         number = isinstance(value, int) and -(2**63) <= value < 2**64
-        if not number and not isinstance(value, str | float):
+        number = number or (isinstance(value, float) and math.isfinite(value))  # JSON has no others
+        if not number and not isinstance(value, str):
             raise InvalidRequest(
                 f"parameter '{name}' must be true or false, a text or a number of 64 bits, got {value!r:.80}"
             )
