@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from workbench.errors import InternalError, InvalidRequest, WorkbenchError
+from workbench.errors import InvalidRequest
 from workbench.profiling.ab_verdict import METRICS, Comparison, compare_points, confidence_of
 from workbench.profiling.left_out import left_out
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
+from workbench.profiling.run_book import RunBook
 from workbench.profiling.settings import short_name
 from workbench.records.runs import Run, RunStore
 
@@ -136,9 +137,7 @@ class ABResult:
             for block in self.blocks:
                 book.write(block)
             book.finish(self)
-            if book.unstored:
-                raise InternalError(book.unstored, where=str(book.run.path))
-            return book.run.id
+            return book.stored()
 
     @classmethod
     def open(cls, store: RunStore | str | Path = "runs", run: str | Path = "latest") -> ABResult:
@@ -181,10 +180,8 @@ def _row(block: Block) -> dict[str, Any]:
     return {"side": block.side, "pair": block.pair, **block.point.row()}
 
 
-class ABBook:
-    """The run of an A/B, open for writing: each block is stored as soon as it is measured.
-
-    A store that takes no more (a full disk, say) is told of in ``unstored``: what is measured goes on.
+class ABBook(RunBook):
+    """The run of an A/B, open for writing.
 
     Args:
         store: where.
@@ -211,9 +208,7 @@ class ABBook:
     ) -> None:
         self._looks = tuple(looks)
         self._blocks: list[Block] = []
-        self.unstored = ""
-        """Why not everything is stored; empty while all is."""
-        self.run: Run = store.create(
+        run = store.create(
             "ab",
             model=sides[0].model,
             title=title,
@@ -225,6 +220,7 @@ class ABBook:
             verdict=self._so_far(),
             **({"url": url} if url else {}),
         )
+        super().__init__(run)
 
     def _so_far(self) -> str:
         return f"not ended: {progress_of(self._blocks, self._looks)}"
@@ -232,13 +228,7 @@ class ABBook:
     def write(self, block: Block) -> None:
         """Stores a block, and how far the A/B is."""
         self._blocks.append(block)
-
-        def add() -> None:
-            point, row = {**block.point.to_json(), "side": block.side, "pair": block.pair}, _row(block)
-            self.run.add_point(point, row=row, config=block.point.config or None)
-            self.run.set_meta(verdict=self._so_far())
-
-        self._safely(add)
+        self._keep(block.point, {"side": block.side, "pair": block.pair}, verdict=self._so_far())
 
     def not_restored(self) -> None:
         """Stores that the configuration is not what it was, however the A/B ends."""
@@ -246,34 +236,8 @@ class ABBook:
 
     def finish(self, result: ABResult) -> None:
         """Stores the verdict and how it ended."""
-
-        def end() -> None:
-            self.run.set_meta(verdict=result.verdict, restored=result.restored, error=result.error)
-            self.run.finish("failed" if result.error else "stopped" if result.stopped else "done")
-
-        self._safely(end)
-
-    def _safely(self, write: Any) -> None:
-        if self.unstored:
-            return
-        try:
-            write()
-        except WorkbenchError as error:
-            what = f"from block {len(self._blocks)} on nothing was" if len(self._blocks) > 1 else "it was not"
-            self.unstored = f"{what} stored: {error.message} ({error.where})"
-
-    def close(self) -> None:
-        """Closes the file."""
-        self.run.close()
-
-    def __enter__(self) -> ABBook:
-        return self
-
-    def __exit__(self, kind: object, problem: object, trace: object) -> None:
-        if problem is not None:  # of the run that is left; it is raised
-            self._safely(lambda: self.run.set_meta(error=f"it broke off: {problem}"))
-            self._safely(lambda: self.run.finish("failed"))
-        self.close()
+        status = "failed" if result.error else "stopped" if result.stopped else "done"
+        self._end(status, verdict=result.verdict, restored=result.restored, error=result.error)
 
 
 def _read(run: Run) -> ABResult:
