@@ -119,6 +119,10 @@ def test_a_comparison_of_a_version_before_shows_its_verdict_and_whose_the_points
     store = RunStore(tmp_path)
     for kind, about in (
         ("compare", {"verdict": "a has the highest throughput"}),
+        (
+            "compare",
+            {"verdict": "b has the highest throughput", "told": "b has the highest throughput; model a 4.5 MiB"},
+        ),
         ("ab", {"verdict": "throughput: B faster by 3.0%", "sides": {"B": {"model": "b", "settings": {DELAY: 9}}}}),
     ):
         with store.create(kind, model="a", **about) as run:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from panel_helpers import wait_for, write_model
 
 from workbench.cli.build import add_arguments
 from workbench.errors import InvalidRequest, NotFound
-from workbench.profiling import MeasureOptions
+from workbench.profiling import MeasureOptions, Point
 from workbench.session.kernel import Engine
+from workbench.tuning.compare_result import CompareResult
 
 LENIENT = MeasureOptions(lag_limit_ms=1e3, stall_share=1.0, other_cpu_limit=10.0)
 
@@ -86,6 +89,41 @@ def test_a_result_is_shown_at_once_with_its_models_and_load(server: Any, tmp_pat
     for expected, got in result.pairs("slow"):
         assert list(expected) == list(got)
         assert all((expected[name] == got[name]).all() for name in got)
+
+
+def test_one_that_was_stopped_is_shown_out_of_the_store_with_how_far_it_came(server: Any, tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def on_block(done: int, total: int, point: Point) -> None:
+        panel = server.panel("compare", result=CompareResult.open(tmp_path), store=None)
+        told.append((panel._said.value, panel._table.value))
+        panel.close()
+        if done == 4:
+            stop.set()
+
+    told: list[tuple[str, str]] = []
+    found = server.compare(
+        ["slow", "quick"], concurrency=1, rounds=9, duration_s=0.3, warmup_s=0.0, startup=False, store=tmp_path,
+        measure=LENIENT, stop=stop, on_block=on_block,
+    )  # fmt: skip
+    said, table = told[-1]
+    assert "running" in said
+    assert "no verdict yet: 2 of 9 rounds measured" in said
+    assert " ×</span>" not in table, "no verdict before its end"
+    panel = server.panel("compare", result=CompareResult.open(tmp_path), store=None)
+    assert "2 of 9 rounds measured" in panel._said.value
+    assert "quick has the highest throughput" in panel._said.value
+    assert " ×</span>" in panel._table.value
+    assert panel._examples.value == "", "a run keeps no answers"
+    panel.close()
+    for about, text in (
+        ({"unstored": "from block 3 on nothing was stored: full"}, "from block 3 on nothing was stored: full"),
+        ({"interrupted": True}, "broken off</span> 2 of 9 rounds measured: quick has the highest throughput"),
+        ({"error": "it broke off: a slip"}, "failed</span> no verdict: it broke off: a slip"),
+    ):
+        panel = server.panel("compare", result=replace(found, **about), store=None)  # type: ignore[arg-type]
+        assert text in panel._said.value
+        panel.close()
 
 
 def test_under_an_open_loop_the_latency_is_what_is_shown(server: Any) -> None:

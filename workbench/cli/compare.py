@@ -14,7 +14,6 @@ from workbench.cli.load_arguments import add_load_arguments, one_load
 from workbench.cli.targets import add_server_arguments, open_server
 from workbench.cli.wording import in_flags
 from workbench.errors import InvalidRequest
-from workbench.records.runs import RunStore
 
 if TYPE_CHECKING:
     from workbench.tuning.compare_result import CompareResult
@@ -68,13 +67,12 @@ def run(args: argparse.Namespace) -> int:
             output_kinds=_kinds(args.output_kind), input_names=_names(args, "input"),
             output_names=_names(args, "output"), show_progress=not args.json, **options,
         )  # fmt: skip
-    stored = RunStore(args.runs).newest("compare", model=result.reference, told=repr(result)) or ""
     if args.json:
-        print(_json(result, stored))
+        print(_json(result))
     else:
         print_told(repr(result))
-        if stored:
-            print(f"run {stored}")
+        if result.run_id:
+            print(f"run {result.run_id}")
     if result.stopped:
         return 130
     return 1 if result.unstored or any(each.error or not each.n for each in result.models) else 0
@@ -113,7 +111,7 @@ def print_told(text: str) -> None:
     print_text(in_flags(text), least=("p95 ms", "backend", "p50 ms", "p99 ms"), elsewhere=_ELSEWHERE)
 
 
-def _json(result: CompareResult, stored: str) -> str:
+def _json(result: CompareResult) -> str:
     models = [
         {
             **row,
@@ -128,6 +126,6 @@ def _json(result: CompareResult, stored: str) -> str:
     found = {
         "verdict": result.verdict, "fastest": result.fastest, "metric": result.metric, "reference": result.reference,
         "examples": len(result.inputs), "stopped": result.stopped, "models": models, "load": result.load.to_json(),
-        "run": stored, "unstored": result.unstored,
+        "run": result.run_id, "unstored": result.unstored,
     }  # fmt: skip
     return orjson.dumps(found).decode()  # nan becomes null

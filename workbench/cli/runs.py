@@ -115,11 +115,12 @@ def _show(store: RunStore, args: argparse.Namespace) -> int:
 
 
 def _show_verdict(store: RunStore, run: str, meta: Mapping[str, Any]) -> bool:
-    """Prints what a comparison said when it was made; False where the run says no more than its points."""
+    """Prints what a comparison says, also one that was broken off; False where the run says no more than its points."""
     from workbench.cli.ab import told
     from workbench.cli.compare import print_told
     from workbench.cli.tables import say
     from workbench.profiling import ABResult
+    from workbench.tuning.compare_result import CompareResult
 
     if meta.get("kind") == "ab":
         try:
@@ -127,8 +128,13 @@ def _show_verdict(store: RunStore, run: str, meta: Mapping[str, Any]) -> bool:
         except InvalidRequest:  # of a version that stored the verdict only
             return _show_verdict_alone(meta)
         return True
-    if meta.get("kind") == "compare" and meta.get("told"):
-        print_told(str(meta["told"]))
+    if meta.get("kind") == "compare":
+        try:
+            print_told(repr(CompareResult.open(store, run)))
+        except InvalidRequest:  # of a version that stored what it said, or the verdict only
+            if not meta.get("told"):
+                return _show_verdict_alone(meta)
+            print_told(str(meta["told"]))
         return True
     return _show_verdict_alone(meta)
 

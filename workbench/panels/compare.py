@@ -277,10 +277,11 @@ class ComparePanel(Panel):
             self._said.value = self._said.value or stale_badge(snapshot)
 
     def _show_result(self, result: CompareResult) -> None:
-        state = chip("stopped", "warn") if result.stopped else chip("done", "ok")
         self._said.value = (
-            f'{state} {escape(result.verdict)} <span class="wb-muted">({escape(result.load.label)})</span>'
+            f'{_state(result)} {escape(result.verdict)} <span class="wb-muted">({escape(result.load.label)})</span>'
         )
+        if result.unstored:
+            self._said.value += f" {chip('!', 'warn')} {escape(result.unstored)}"
         self._table.value = _tables(result)
         self._examples.value = _worst(result)
         self._speed.show(_speed(result))
@@ -396,11 +397,24 @@ def _row(each: ModelFigures, result: CompareResult, figures: list[str]) -> list[
     ]
 
 
+def _state(result: CompareResult) -> str:
+    """How it ended."""
+    if result.error:
+        return chip("failed", "bad")
+    if result.running:
+        return chip("running", "busy")
+    if not result.stopped:
+        return chip("done", "ok")
+    return f"{chip('broken off' if result.interrupted else 'stopped', 'warn')} {escape(result.progress)}:"
+
+
 def _against(each: ModelFigures, result: CompareResult) -> str:
     """The figure that decides as a multiple of the reference's, or why there is none."""
     found = each.against.get(result.metric)
     if each.error:
         return chip("failed", "bad", each.error)
+    if result.running:
+        return NONE
     if found is None:
         return chip("reference", "off")
     if math.isnan(found.low):
@@ -439,10 +453,10 @@ def _answers(each: ModelFigures, output: OutputDrift, own: bool) -> list[str]:
 
 
 def _worst(result: CompareResult) -> str:
-    """The worst example of each model, to be opened."""
+    """The worst example of each model, to be opened; a run of the store keeps none."""
     parts = []
     for each in result.models:
-        if each.drift is not None and not each.error:
+        if each.drift is not None and not each.error and each.model in result.answers:
             text = escape(repr(result.worst(each.model)))
             head = f"Where {escape(each.model)} differs most"
             parts.append(f'<details><summary>{head}</summary><pre class="wb-mono">{text}</pre></details>')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +80,7 @@ def compare(
         for name in dict.fromkeys(models):
             stack.callback(session.begin_sweep(name))
         stack.enter_context(session.measuring_window())
-        result = run_compare(
+        return run_compare(
             SessionTarget(server),
             models,
             loads[0],
@@ -92,19 +91,13 @@ def compare(
             output_names=output_names,
             startup=(lambda name, example: startup_of(server, name, example)) if startup else None,
             options=judging,
+            store=RunStore(store) if isinstance(store, str | Path) else store,
+            title=title,
             stop=stop,
             on_block=_all_of(lambda *_: session.point_ended(), on_block),
             on_step=stepped,
             failed=failed,
         )
-    runs = RunStore(store) if isinstance(store, str | Path) else store
-    if runs is not None:
-        try:
-            with runs.open(result.save(runs, title=title), write=True) as run:
-                run.set_meta(told=repr(result))  # the blocks alone say neither what was asked nor what loading took
-        except WorkbenchError as error:  # what is measured is not lost
-            result = replace(result, unstored=f"it was not stored: {error.message} ({error.where})")
-    return result
 
 
 def _all_of(*listeners: Callable[..., None] | None) -> Callable[..., None]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.errors import InvalidRequest
 from workbench.profiling.ab_verdict import (
     CONFIDENCE,
     FEWEST,
+    METRICS,
     Comparison,
     compare_points,
     confidence_of,
@@ -23,9 +26,9 @@ from workbench.profiling.intervals import NOTHING, Estimate, mean_of
 from workbench.profiling.left_out import left_out
 from workbench.profiling.load import Load
 from workbench.profiling.point import Point
-from workbench.profiling.sweep_result import write_point
-from workbench.records.runs import RunStore
-from workbench.tuning.drift import Drift, WorstExample
+from workbench.profiling.run_book import RunBook
+from workbench.records.runs import Run, RunStore
+from workbench.tuning.drift import Drift, OutputDrift, WorstExample
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,8 +112,13 @@ class ModelFigures:
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """Models side by side. ``answers`` are their outputs on the first of the example ``inputs``, by model; ``unstored``
-    says why the comparison is not in the store, if it was to be."""
+    """Models side by side. ``answers`` are their outputs on the first of the example ``inputs``, by model; a run of the
+    store keeps neither.
+
+    ``rounds`` is how many were to be measured. ``stopped`` says that it was ended early, ``interrupted`` that its
+    process went away before its end, ``running`` that it is still being measured: it has no verdict before its end.
+    ``error`` is what broke it off, ``run_id`` where it is stored, ``unstored`` why it is not, or not whole.
+    """
 
     models: tuple[ModelFigures, ...]
     reference: str
@@ -119,6 +127,11 @@ class CompareResult:
     answers: Mapping[str, Sequence[Mapping[str, NDArray[Any]]]]
     stopped: bool = False
     unstored: str = ""
+    rounds: int = 0
+    interrupted: bool = False
+    running: bool = False
+    error: str = ""
+    run_id: str = ""
 
     def __getitem__(self, model: str) -> ModelFigures:
         for each in self.models:
@@ -133,7 +146,10 @@ class CompareResult:
 
     @property
     def fastest(self) -> str:
-        """The model that is best in ``metric``, of those that did not fail; empty where none was measured."""
+        """The model that is best in ``metric``, of those that did not fail; empty where none was measured, or where the
+        rounds are not over."""
+        if self.error or self.running:
+            return ""
         found = {each.model: each.figures[self.metric].value for each in self.models if not each.error}
         known = {model: value for model, value in found.items() if value > 0}
         best = max if self.metric == "throughput" else min
@@ -142,6 +158,10 @@ class CompareResult:
     @property
     def verdict(self) -> str:
         """Which is fastest, which others are too close to call, in a sentence."""
+        if self.error:
+            return f"no verdict: {self.error}"
+        if self.running:
+            return f"no verdict yet: {self.progress}"
         if not self.fastest:
             return "no verdict: no model was measured"
         best = self[self.fastest]
@@ -158,11 +178,19 @@ class CompareResult:
             text += f"; too few blocks to tell it from {', '.join(unknown)}: measure more rounds"
         return text
 
+    @property
+    def progress(self) -> str:
+        """How far it came, in words: the rounds in which all models were measured that did not fail."""
+        well = [each for each in self.models if not each.error]
+        done = min((len(each.blocks) for each in well or self.models), default=0)
+        return f"{done}{f' of {self.rounds}' if self.rounds else ''} rounds measured"
+
     def worst(self, model: str) -> WorstExample:
         """The example on which a model differs most from the reference.
 
         Raises:
-            KeyError: it is the reference, it has failed, or was not asked before the end.
+            KeyError: it is the reference, it has failed, or was not asked before the end; or it is of a run of the
+                store.
         """
         found = self._drift(model)
         at = found.worst
@@ -183,6 +211,8 @@ class CompareResult:
         if found is None:
             other = "it is the reference" if model == self.reference else "it was stopped before it answered"
             raise KeyError(f"there is no drift of {model!r}: {self[model].error or other}")
+        if model not in self.answers:
+            raise KeyError(f"a run of the store does not keep the answers of {model!r}: compare again")
         return found
 
     def rows(self) -> list[dict[str, Any]]:
@@ -196,18 +226,35 @@ class CompareResult:
         return pd.DataFrame(self.rows())
 
     def save(self, store: RunStore, *, title: str = "") -> str:
-        """Writes the blocks as a run of the store, with what was found, and gives its id."""
-        about = {
-            "reference": self.reference, "verdict": self.verdict, "load": self.load.to_json(),
-            "models": [each.model for each in self.models],
-            "drift": {each.model: [o.to_json() for o in each.drift.outputs] for each in self.models if each.drift},
-        }  # fmt: skip
-        with store.create("compare", model=self.reference, title=title, **about) as run:
-            for each in self.models:
-                for point in each.blocks:
-                    write_point(run, point, "")
-            run.finish("stopped" if self.stopped else "done")
-            return run.id
+        """Writes the blocks as a run of the store, with what was found, and gives its id.
+
+        Raises:
+            InternalError: not all of it can be written there.
+        """
+        with CompareBook(store, self, title=title) as book:
+            rounds = max((len(each.blocks) for each in self.models), default=0)
+            for turn in range(rounds):
+                for each in self.models:
+                    if turn < len(each.blocks):
+                        book.write(each.blocks[turn], turn, self)
+            book.finish(self)
+            return book.stored()
+
+    @classmethod
+    def open(cls, store: RunStore | str | Path = "runs", run: str | Path = "latest") -> CompareResult:
+        """A comparison out of the run store, also one that was killed in the middle: the rounds that it has are judged.
+
+        Args:
+            store: the store, or its directory.
+            run: an id, the beginning of one, ``latest``, or a file.
+
+        Raises:
+            NotFound: there is no such run.
+            InvalidRequest: it is no comparison, or of a version that stored the blocks and the verdict only.
+        """
+        store = RunStore(store) if isinstance(store, str | Path) else store
+        with store.open(run) as opened:
+            return _read(opened)
 
     def __repr__(self) -> str:
         figures = shown_figures(self.metric)
@@ -221,7 +268,7 @@ class CompareResult:
             lines += ["", *columns(startups)]
         lines.append("")
         for each in self.models:
-            if self.metric in each.against and not each.error:
+            if self.metric in each.against and not (each.error or self.running):
                 lines.append(f"{each.model} (B) against {self.reference} (A): {each.against[self.metric].text}")
             if each.drift is not None:
                 count = each.drift.examples
@@ -230,7 +277,9 @@ class CompareResult:
         for each in self.models:
             lines += [f"  ! {each.model}: {text}" for text in each.problems]
             lines += [f"  note: {each.model}: {text}" for text in each.remarks]
-        lines += ["  stopped before its end"] if self.stopped else []
+        if self.stopped:
+            how = "broken off, its process is gone" if self.interrupted else "stopped before its end"
+            lines.append(f"  {how}: {self.progress}")
         lines += [f"  ! {self.unstored}"] if self.unstored else []
         return "\n".join(lines)
 
@@ -279,6 +328,22 @@ def against(ours: ModelFigures, theirs: ModelFigures, count: int, metric: str) -
     return compare_points(metric, pairs, confidence)
 
 
+def figures_of(blocks: Sequence[Point]) -> dict[str, Estimate]:
+    """Every figure over a model's blocks."""
+    return {metric: figure_over(blocks, metric) for metric in FIGURES}
+
+
+def all_against(models: Sequence[ModelFigures], reference: str) -> tuple[ModelFigures, ...]:
+    """The models, each with how it stands against the reference, figure by figure."""
+    theirs = next(each for each in models if each.model == reference)
+    return tuple(
+        each
+        if each is theirs
+        else replace(each, against={metric: against(each, theirs, len(models) - 1, metric) for metric in METRICS})
+        for each in models
+    )
+
+
 def figure_over(blocks: Sequence[Point], metric: str) -> Estimate:
     """The geometric mean of the blocks' figures with its interval: what slows a block does so by a factor.
 
@@ -290,3 +355,105 @@ def figure_over(blocks: Sequence[Point], metric: str) -> Estimate:
         found = found[:0]
     logs = mean_of(np.log(found[found > 0]), CONFIDENCE)
     return Estimate(*(math.exp(end) for end in (logs.value, logs.low, logs.high)))
+
+
+class CompareBook(RunBook):
+    """The run of a comparison, open for writing.
+
+    Args:
+        store: where.
+        begun: what is known before the first block: models, reference, load, rounds.
+        title: what a person calls the run.
+        url: of the server.
+
+    Raises:
+        InternalError: nothing can be written there.
+    """
+
+    def __init__(self, store: RunStore, begun: CompareResult, *, title: str = "", url: str = "") -> None:
+        run = store.create(
+            "compare",
+            model=begun.reference,
+            title=title,
+            reference=begun.reference,
+            models=[each.model for each in begun.models],
+            load=begun.load.to_json(),
+            rounds=begun.rounds,
+            **_so_far(begun),
+            **({"url": url} if url else {}),
+        )
+        super().__init__(run)
+
+    def found(self, so_far: CompareResult) -> None:
+        """Stores what was found besides the blocks: how far answers are apart, what loading takes."""
+        self._safely(lambda: self.run.set_meta(**_so_far(so_far)))
+
+    def write(self, block: Point, turn: int, so_far: CompareResult) -> None:
+        """Stores a block of a round (from 0), and what is known with it."""
+        self._keep(block, {"round": turn}, **_so_far(so_far))
+
+    def finish(self, result: CompareResult) -> None:
+        """Stores the verdict and how it ended."""
+        about = {**_so_far(result), "verdict": result.verdict}
+        self._end("failed" if result.error else "stopped" if result.stopped else "done", **about)
+
+
+def _so_far(result: CompareResult) -> dict[str, Any]:
+    about = {
+        each.model: {
+            "backend": each.backend, "drift": _kept(asdict(each.drift)) if each.drift else None,
+            "startup": _kept(asdict(each.startup)), "notes": list(each.notes), "error": each.error,
+        }
+        for each in result.models
+    }  # fmt: skip
+    return {"verdict": f"not ended: {result.progress}", "found": about}
+
+
+def _kept(value: Any) -> Any:
+    """As JSON can keep it, which has neither nan nor infinity: as texts."""
+    if isinstance(value, Mapping):
+        return {name: _kept(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_kept(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers(made: Any, value: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``_kept`` wrote of a dataclass, its numbers as numbers again."""
+    known = {item.name: item.type for item in fields(made) if item.name in value}
+    return {name: float(value[name]) if type == "float" else value[name] for name, type in known.items()}
+
+
+def _read(run: Run) -> CompareResult:
+    meta, status = run.meta, run.info.status
+    whole = {"models", "reference", "load", "rounds", "found"} <= meta.keys()
+    if meta.get("kind") != "compare" or not whole:
+        why = f"it is a {meta.get('kind')}" if meta.get("kind") != "compare" else "it has blocks and verdict only"
+        raise InvalidRequest(f"run {run.id} is no comparison that can be judged: {why}", where=str(run.path))
+    blocks: dict[str, list[Point]] = {name: [] for name in meta["models"]}
+    for each in run.points():
+        blocks[each["model"]].append(Point.from_json(each))
+    models = [_figures_read(name, blocks[name], meta["found"][name]) for name in meta["models"]]
+    return CompareResult(
+        all_against(models, meta["reference"]), meta["reference"], Load.from_json(meta["load"]), (), {},
+        stopped=status in ("stopped", "interrupted"),
+        rounds=int(meta["rounds"]),
+        interrupted=status == "interrupted",
+        running=status == "running",
+        error=str(meta.get("error", "")),
+        run_id=run.id,
+    )  # fmt: skip
+
+
+def _figures_read(name: str, blocks: Sequence[Point], about: Mapping[str, Any]) -> ModelFigures:
+    drift = about["drift"]
+    if drift is not None:
+        outputs = tuple(OutputDrift(**_numbers(OutputDrift, each)) for each in drift["outputs"])
+        drift = Drift(**{**_numbers(Drift, drift), "outputs": outputs})
+    return ModelFigures(
+        name, str(about["backend"]), tuple(blocks), figures_of(blocks),
+        drift=drift,
+        startup=Startup(**_numbers(Startup, about["startup"])),
+        notes=tuple(about["notes"]),
+        error=str(about["error"]),
+    )  # fmt: skip

@@ -6,46 +6,41 @@ of every one, in an order drawn by the seed. Ratios are taken round by round, ag
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from workbench.clock import monotonic_ns
 from workbench.errors import InvalidRequest, WorkbenchError
-from workbench.profiling.ab_verdict import METRICS
 from workbench.profiling.interrupting import interrupt_stops
 from workbench.profiling.load import Load
 from workbench.profiling.measuring import Measurer, failed_point
 from workbench.profiling.point import Point
-from workbench.profiling.requests import Inputs, prepare
-from workbench.profiling.target import Target, directory_of
+from workbench.profiling.requests import Inputs
+from workbench.profiling.target import Target
 from workbench.profiling.verdict import MeasureOptions
-from workbench.protocol.tensors import InferenceRequest, Tensor
-from workbench.repository.example_inputs import FILE_NAME, Example, inputs_of, load_example_inputs
+from workbench.records.runs import RunStore
+from workbench.tuning.compare_inputs import examples_of, of_model
 from workbench.tuning.compare_notes import Arrays, filled, too_short, uncompared
 from workbench.tuning.compare_result import (
-    FIGURES,
+    CompareBook,
     CompareResult,
     ModelFigures,
     Startup,
-    against,
-    figure_over,
+    all_against,
+    figures_of,
 )
 from workbench.tuning.drift import Drift, Metric, check_kinds, drift, matched_names
 from workbench.tuning.vectors import Kind
 
 Ask = Callable[[str, Mapping[str, Any]], Mapping[str, NDArray[Any]]]
 """Asks a model once: (name, inputs by its own names) to its outputs."""
-
-_MOST_BYTES = 2**28
-"""So large may the examples be that are drawn besides those of the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +97,8 @@ def compare(
     output_names: Mapping[str, Mapping[str, str]] | None = None,
     startup: Callable[[str, Mapping[str, NDArray[Any]]], Startup] | None = None,
     options: CompareOptions | None = None,
+    store: RunStore | None = None,
+    title: str = "",
     stop: threading.Event | None = None,
     on_block: Callable[[int, int, Point], None] | None = None,
     on_step: Callable[[Step], None] | None = None,
@@ -109,7 +106,8 @@ def compare(
 ) -> CompareResult:
     """Measures models in turn under one load with one set of inputs, and compares their answers.
 
-    Ctrl-C or ``stop`` end it early; what was measured until then is kept. A model that fails is told, the others go on.
+    Ctrl-C or ``stop`` end it early; what was measured until then is kept. Whoever is killed leaves a run with the
+    blocks so far (``CompareResult.open``). A model that fails is told, the others go on.
 
     Args:
         target: the server; all models are loaded.
@@ -123,13 +121,16 @@ def compare(
         output_names: the same for outputs.
         startup: what it takes to have a model; None leaves it out.
         options: how it is compared.
+        store: where to write the blocks, each as soon as it is measured.
+        title: what a person calls the run.
         stop: once set, ends it.
-        on_block: hears (done, of how many, the point).
+        on_block: hears (done, of how many, the point), once it is stored.
         on_step: hears how far it is: of asking, of loading each in a server of its own, of the blocks.
         failed: of models that are known not to serve: why. They are told, not measured.
 
     Raises:
         InvalidRequest: fewer than two models, or a reference that is not among them.
+        InternalError: nothing can be written to the store; nothing has been measured then.
         WorkbenchError: the reference does not serve, or does not answer.
     """
     options, stop, tell = options or CompareOptions(), stop or threading.Event(), on_step or _silent
@@ -137,36 +138,92 @@ def compare(
     reference = _reference(names, reference)
     errors = dict(failed or {})
     configs = _configs(target, names, reference, errors)
-    examples = _examples(target, reference, configs[reference], load, inputs, options.examples)
+    examples = examples_of(target, reference, configs[reference], load, inputs, options.examples)
     side = _Sides(configs, reference, input_names or {}, examples)
     errors |= {name: text for name in side.names if (text := side.unmatched(name) or side.unsendable(name, load))}
-    answers: dict[str, list[Arrays]] = {}
-    starts: dict[str, Startup] = {}
-    blocks: dict[str, list[Point]] = {name: [] for name in names}
-    with interrupt_stops(stop):
+    so_far = _SoFar(names, side, load, options, output_names or {}, errors, stop)
+    with ExitStack() as stack:
+        if store is not None:
+            so_far.book = stack.enter_context(CompareBook(store, so_far.result(), title=title, url=target.url))
         try:
-            _ask_all(side, ask, options.asking_s, stop, tell, answers, errors)
-            drifts = _drifts(side, answers, output_names or {}, options, errors)
-            if startup is not None:
-                _start_all(side, startup, stop, tell, answers, starts)
-            _measure(target, side, load, options, stop, _both(tell, on_block), blocks, skip=errors)
+            with interrupt_stops(stop):  # also while a block is being stored
+                _ask_all(side, ask, options.asking_s, stop, tell, so_far.answers, errors)
+                so_far.judge_answers()
+                if startup is not None:
+                    _start_all(side, startup, stop, tell, so_far)
+                _measure(target, side, load, options, stop, so_far.keep, _both(tell, on_block), skip=errors)
         except KeyboardInterrupt:  # the second one, or one that came elsewhere than to the main thread
             stop.set()
-            drifts = _drifts(side, answers, output_names or {}, options, errors)
-    measured = {
-        name: ModelFigures(
+            so_far.judge_answers()
+        return so_far.ended()
+
+
+@dataclass(slots=True)
+class _SoFar:
+    """What is known of the models: ever more while they are asked, loaded and measured."""
+
+    names: Sequence[str]
+    side: _Sides
+    load: Load
+    options: CompareOptions
+    output_names: Mapping[str, Mapping[str, str]]
+    errors: dict[str, str]
+    stop: threading.Event
+    answers: dict[str, list[Arrays]] = field(default_factory=dict)
+    starts: dict[str, Startup] = field(default_factory=dict)
+    blocks: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
+    drifts: dict[str, Drift] = field(default_factory=dict)
+    book: CompareBook | None = None
+
+    def keep(self, name: str, turn: int, block: Point) -> None:
+        """Takes a model's block of a round, and stores it."""
+        self.blocks[name].append(block)
+        if self.book is not None:
+            self.book.write(block, turn, self.result())
+
+    def started(self, name: str, start: Startup) -> None:
+        """Takes what it took to have a model, and stores it."""
+        self.starts[name] = start
+        self._learned()
+
+    def ended(self) -> CompareResult:
+        """What was found in the end, stored."""
+        result = self.result()
+        if self.book is None:
+            return result
+        self.book.finish(result)
+        return replace(result, run_id=self.book.run.id, unstored=self.book.unstored)
+
+    def _learned(self) -> None:
+        if self.book is not None:
+            self.book.found(self.result())
+
+    def judge_answers(self) -> None:
+        """Sees how far the answers are apart, and stores it."""
+        self.drifts = _drifts(self.side, self.answers, self.output_names, self.options, self.errors)
+        self._learned()
+
+    def result(self) -> CompareResult:
+        """As of now."""
+        models = [self._figures(name) for name in self.names]
+        return CompareResult(
+            all_against(models, self.side.reference), self.side.reference, self.load, self.side.examples,
+            self.answers, self.stop.is_set(), rounds=self.options.rounds,
+        )  # fmt: skip
+
+    def _figures(self, name: str) -> ModelFigures:
+        blocks, found = self.blocks[name], self.drifts.get(name)
+        known, config = name in self.side.configs, self.side.configs.get(name, {})
+        return ModelFigures(
             name,
-            _backend(configs.get(name, {})),
-            tuple(blocks[name]),
-            {metric: figure_over(blocks[name], metric) for metric in FIGURES},
-            drift=drifts.get(name),
-            startup=starts.get(name, Startup()),
-            notes=_notes(side, name, answers, drifts.get(name), blocks[name], stop.is_set()) if name in configs else (),
-            error=errors.get(name, ""),
+            str(config.get("backend") or config.get("platform") or ""),
+            tuple(blocks),
+            figures_of(blocks),
+            drift=found,
+            startup=self.starts.get(name, Startup()),
+            notes=_notes(self.side, name, self.answers, found, blocks, self.stop.is_set()) if known else (),
+            error=self.errors.get(name, ""),
         )
-        for name in names
-    }
-    return CompareResult(_against(measured, reference), reference, load, tuple(examples), answers, stop.is_set())
 
 
 def _reference(names: Sequence[str], wanted: str) -> str:
@@ -209,10 +266,6 @@ def _configs(
                 raise
             errors[name] = error.message
     return configs
-
-
-def _backend(config: Mapping[str, Any]) -> str:
-    return str(config.get("backend") or config.get("platform") or "")
 
 
 def _notes(
@@ -276,15 +329,14 @@ def _start_all(
     startup: Callable[[str, Arrays], Startup],
     stop: threading.Event,
     tell: Callable[[Step], None],
-    names: Mapping[str, Any],
-    starts: dict[str, Startup],
+    so_far: _SoFar,
 ) -> None:
-    """Fills ``starts`` with what it takes to have each."""
-    for done, name in enumerate(names):
+    """Sees what it takes to have each that has answered."""
+    for done, name in enumerate(so_far.answers):
         if stop.is_set():
             return
-        tell(Step(f"loading {name} in a server of its own", done, len(names)))
-        starts[name] = startup(name, side.inputs(name)[0])
+        tell(Step(f"loading {name} in a server of its own", done, len(so_far.answers)))
+        so_far.started(name, startup(name, side.inputs(name)[0]))
 
 
 def _drifts(
@@ -308,61 +360,6 @@ def _drifts(
     return drifts
 
 
-def _against(measured: Mapping[str, ModelFigures], reference: str) -> tuple[ModelFigures, ...]:
-    count = len(measured) - 1
-    theirs = measured[reference]
-    return tuple(
-        ours
-        if ours is theirs
-        else replace(ours, against={metric: against(ours, theirs, count, metric) for metric in METRICS})
-        for ours in measured.values()
-    )
-
-
-def _examples(
-    target: Target, reference: str, config: Mapping[str, Any], load: Load, inputs: Inputs, count: int
-) -> list[dict[str, NDArray[Any]]]:
-    """The inputs of the requests that the load sends to the reference, by its names, the same ones once; where they are
-    the model's example inputs and fewer than ``count``, those that come after them, too."""
-    prepared = prepare(target, reference, config, _to(reference, load), inputs)
-
-    def arrays(request: InferenceRequest) -> dict[str, NDArray[Any]]:
-        return {tensor.name: tensor.data for tensor in request.inputs}
-
-    found: list[dict[str, NDArray[Any]]] = []
-    own = inputs is None and not (load.inputs or load.trace or load.mix)
-    further = _further(target, reference, config, load, count) if own else ()
-    for request in itertools.chain(prepared.requests, further):
-        if len(found) >= count:
-            break
-        given = arrays(request)
-        if not any(_same(given, other) for other in found):
-            found.append(given)
-    return found
-
-
-def _further(
-    target: Target, reference: str, config: Mapping[str, Any], load: Load, count: int
-) -> Iterator[InferenceRequest]:
-    """Requests of a model's example inputs, in their order: a load keeps a few of those that are drawn from ranges."""
-    directory = directory_of(target, reference)
-    if directory is None or not (directory / FILE_NAME).is_file() or config.get("sequence_batching"):
-        return
-    specs, optional = inputs_of(config)
-    rows = load.batch_size if int(config.get("max_batch_size", 0) or 0) > 0 else 0
-
-    def drawn(number: int) -> list[Example]:
-        return load_example_inputs(directory, specs, seed=load.seed, count=number, batch_size=rows, optional=optional)
-
-    size = sum(array.nbytes for array in drawn(1)[0].values())
-    for example in drawn(min(count, _MOST_BYTES // max(1, size))):
-        yield InferenceRequest(reference, [Tensor.from_numpy(name, array) for name, array in example.items()])
-
-
-def _same(a: Arrays, b: Arrays) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(array, b[name]) for name, array in a.items())
-
-
 class _Sides:
     """The inputs of each model, by its own names."""
 
@@ -376,7 +373,7 @@ class _Sides:
         self.names = list(configs)
         self.configs = configs
         self.reference = reference
-        self._examples = examples
+        self.examples = tuple(examples)
         self._own = own = {
             name: [str(entry["name"]) for entry in config.get("input", ())] for name, config in configs.items()
         }
@@ -385,11 +382,11 @@ class _Sides:
     def inputs(self, model: str) -> list[dict[str, NDArray[Any]]]:
         """For one model."""
         renamed = self._renamed[model]
-        return [{renamed.get(name, name): array for name, array in example.items()} for example in self._examples]
+        return [{renamed.get(name, name): array for name, array in example.items()} for example in self.examples]
 
     def unmatched(self, model: str) -> str:
         """What keeps the examples from being sent to a model, in words; empty where nothing does."""
-        own, names = self._own[model], dict.fromkeys(name for example in self._examples for name in example)
+        own, names = self._own[model], dict.fromkeys(name for example in self.examples for name in example)
         renamed = {self._renamed[model].get(name, name) for name in names}
         if not own or renamed <= set(own):
             return ""
@@ -413,23 +410,19 @@ class _Sides:
         return tuple(f"its input '{own}' gets what '{name}' gets" for name, own in other.items())
 
 
-def _to(model: str, load: Load) -> Load:
-    """A load of this model: a replay would go to the models that were captured."""
-    return replace(load, model=model) if load.trace else load
-
-
 def _measure(
     target: Target,
     side: _Sides,
     load: Load,
     options: CompareOptions,
     stop: threading.Event,
+    keep: Callable[[str, int, Point], None],
     on_block: Callable[[int, int, Point], None],
-    blocks: dict[str, list[Point]],
     *,
     skip: dict[str, str],
 ) -> None:
-    """Rounds of blocks; a model that cannot be measured is written to ``skip`` with the reason."""
+    """Rounds of blocks, each kept as (model, round, block); a model that cannot be measured is written to ``skip`` with
+    the reason."""
     block = load.block
     order = random.Random(options.seed)
     with ExitStack() as stack:
@@ -448,10 +441,10 @@ def _measure(
                 if stop.is_set():
                     return
                 try:
-                    point = measurers[name].measure(replace(_to(name, block), seed=load.seed + turn))
+                    point = measurers[name].measure(replace(of_model(name, block), seed=load.seed + turn))
                 except WorkbenchError as error:
                     skip[name] = f"it could not be measured: {error.message}"
                     point = failed_point(name, block, {}, error.message)
-                blocks[name].append(point)
+                keep(name, turn, point)
                 done += 1
                 on_block(done, total, point)
