@@ -177,19 +177,31 @@ class JournalDesk:
             self._paths[name].touch()
 
     def configure(self, name: str, edits: Sequence[Any], /, *, lease: str) -> Any:
-        """Applies edits by a load with override. The journal says so before, for whoever comes after a kill."""
+        """Applies edits by a load with override. The journal says so before, for whoever comes after a kill; and still
+        where the server's answer was not waited for (an interrupt) or did not come: it may be loading.
+        """
         entry = self._own(name, lease)
         path = self._paths[name]
         _write(path, {**entry, "changing": True})
         try:
-            return self._server.configure(name, *edits)
-        finally:
-            with contextlib.suppress(Exception):  # "changing" says enough
-                _write(path, {**entry, "applied": self._server.model_config(name), "changing": False})
+            result = self._server.configure(name, *edits)
+        except ConnectionFailed:
+            raise
+        except WorkbenchError:
+            self._applied(name, entry)
+            raise
+        self._applied(name, entry)
+        return result
+
+    def _applied(self, name: str, entry: Mapping[str, Any]) -> None:
+        with contextlib.suppress(Exception):  # "changing" says enough
+            _write(self._paths[name], {**entry, "applied": self._server.model_config(name), "changing": False})
 
     def changed(self, name: str, lease: str, /) -> str:
         """Whether somebody else has loaded another configuration since ours was, in words; empty where not."""
         entry = self._own(name, lease)
+        if entry["changing"]:
+            return ""  # ours may be under way still
         now = self._server.model_config(name)
         if not (other := _differing(now, entry["applied"])):
             return ""
@@ -249,7 +261,7 @@ def _put_back(server: TritonServer, model: str, entry: Mapping[str, Any]) -> Non
     except WorkbenchError:
         return  # it was unloaded: there is nothing that the sweep has left
     if entry["changing"] or now == entry["applied"]:
-        server.put_back(model, entry["original"])
+        server.put_back(model, entry["original"], always=bool(entry["changing"]))
 
 
 def _is_gone(path: Path, entry: Mapping[str, Any]) -> bool:

@@ -199,14 +199,16 @@ class TritonServer(ClientServer):
         for control in self._controls.values():
             control.close()
 
-    def put_back(self, model: str, config: Mapping[str, Any]) -> ConfigureResult:
+    def put_back(self, model: str, config: Mapping[str, Any], *, always: bool = False) -> ConfigureResult:
         """Loads the model with a configuration that it had (``model_config`` gave it), unless it has it now.
 
-        As an override, so that it serves meanwhile; ``revert`` takes that away, too.
+        As an override, so that it serves meanwhile; ``revert`` takes that away, too. ``always`` loads it also where it
+        has it now: a load that was not waited for (its sender was interrupted) may still be under way, and a server
+        does one after the other.
         """
         started = monotonic_ns()
         before = after = self.model_config(model)
-        if config != before:
+        if always or config != before:
             self._override(model, config)
             after = self.model_config(model)
         return self._went_back(model, before, after, _RELOADS, started)

@@ -1,0 +1,66 @@
+"""A sweep that is interrupted while the server takes its configuration: what was there is put back all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from workbench.profiling import SweepResult
+from workbench.session.remote import TritonServer
+
+DELAY = "dynamic_batching.max_queue_delay_microseconds"
+QUICK: dict[str, Any] = {"duration_s": 0.1, "warmup_s": 0.01, "min_requests": 1, "store": None, "show_progress": False}
+
+
+class Interrupted:
+    """Stands before a server that takes one load after the other: the sender of the first one is interrupted, and it
+    is done only when somebody has asked what is loaded."""
+
+    def __init__(self, load: Callable[..., None], config: Callable[[str], dict[str, Any]]) -> None:
+        self._load, self._config = load, config
+        self._turn = threading.Lock()
+        self._asked = threading.Event()
+        self.late: threading.Thread | None = None
+
+    def load(self, model: str, config: Any = None, **more: Any) -> None:
+        if self.late is None:
+            self._turn.acquire()
+            self._asked.clear()
+            self.late = threading.Thread(target=self._do_late, args=(model, config))
+            self.late.start()
+            raise KeyboardInterrupt
+        with self._turn:
+            self._load(model, config=config, **more)
+
+    def _do_late(self, model: str, config: Any) -> None:
+        try:
+            self._asked.wait(30)
+            self._load(model, config=config)
+        finally:
+            self._turn.release()
+
+    def model_config(self, model: str) -> dict[str, Any]:
+        found = self._config(model)
+        if self.late is not None:
+            self._asked.set()
+        return found
+
+
+def test_a_load_that_is_still_under_way_when_the_sweep_ends_is_undone(
+    foreign: TritonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = foreign.model_config("double")
+    client = foreign._client
+    between = Interrupted(client.load, client.model_config)
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "load", between.load)
+        patch.setattr(client, "model_config", between.model_config)
+        result = foreign.sweep("double", {DELAY: [70, 80]}, concurrency=1, **QUICK)
+        assert between.late is not None
+        between.late.join(30)
+    assert isinstance(result, SweepResult)
+    assert (result.status, result.restored, result.error) == ("stopped", True, "")
+    assert foreign.model_config("double") == before
