@@ -71,6 +71,25 @@ def test_int8_is_calibrated_on_the_examples_or_on_what_is_given(repository: Path
     assert b"QuantizeLinear" in (plain.directory / "1" / "model.onnx").read_bytes()
 
 
+def test_what_rests_on_random_inputs_is_said(repository: Path, tmp_path: Path) -> None:
+    model = add_scorer(tmp_path / "bare", CONFIG.replace("dims: [ -1,", "dims: [ 5,"))
+    (model / "example_inputs.json").unlink()
+    real = {"x": np.ones((1, 5, 4), np.float32)}
+
+    def notes(name: str, **given: Any) -> str:
+        options = wb.BuildOptions(**given.pop("options", {"int8": True}))
+        return " ".join(wb.build(model, to="onnx", options=options, name=name, **given).notes)
+
+    assert "int8 is calibrated and the drift is measured on random inputs" in notes("a")
+    assert "int8 is calibrated on random inputs" in notes("b", verify=False)
+    assert notes("c", calibration=[real]).startswith("the drift is measured on random inputs")
+    assert notes("d", options={"fp16": True}).startswith("the drift is measured on random inputs")
+    assert "random" not in notes("e", example_inputs=real)
+    assert "random" not in " ".join(
+        wb.build("scorer", to="onnx", options=wb.BuildOptions(int8=True), repository=repository, name="f").notes
+    )
+
+
 def test_openvino_keeps_f32_and_the_threads(repository: Path) -> None:
     pytest.importorskip("openvino", reason="openvino is not installed")
     built = wb.build("scorer", to="openvino", repository=repository)
@@ -221,7 +240,7 @@ def test_an_example_on_which_the_source_itself_fails_is_named(repository: Path) 
     wide = [{"x": np.ones((1, 2, 4), np.float32)}, {"x": np.ones((1, 2, 7), np.float32)}]
     with pytest.raises(InvalidRequest, match="model 'scorer' itself fails on example 1: ") as raised:
         wb.build("scorer", to="onnx", options=wb.BuildOptions(fp16=True), repository=repository, example_inputs=wide)
-    assert raised.value.where == "x [1, 2, 7]"
+    assert raised.value.where == "x FP32 [1, 2, 7]"
     assert sorted(path.name for path in repository.iterdir()) == ["scorer"]
 
 

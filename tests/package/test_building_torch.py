@@ -113,6 +113,29 @@ def test_files_of_torch_in_other_forms(module: Any, repository: Path, tmp_path: 
         wb.build(exported, to="onnx", into=repository)
 
 
+def test_what_a_program_leaves_open_is_open_and_its_bound_of_rows_holds(
+    module: Any, repository: Path, tmp_path: Path
+) -> None:
+    """Examples of one size say nothing of the others: the program does. A trace is known to go with theirs only."""
+    exported = tmp_path / "bounded.pt2"
+    batch, size = torch.export.Dim("batch", max=16), torch.export.Dim("size")
+    given = {name: torch.from_numpy(array) for name, array in EXAMPLES[0].items()}
+    shapes = {"x": {0: batch, 1: size}, "scale": {0: batch}}
+    torch.export.save(torch.export.export(module.eval(), (), kwargs=given, dynamic_shapes=shapes), exported)
+    dims, rows = {}, {}
+    for to in ("openvino", "torchscript", "aoti"):
+        built = wb.build(exported, to=to, into=repository, example_inputs=EXAMPLES[0])  # type: ignore[arg-type]
+        message = ConfigDocument.parse((built.directory / "config.pbtxt").read_bytes()).message
+        dims[to], rows[to] = [list(each.dims) for each in message.input], message.max_batch_size
+        if to != "torchscript":
+            check_served(built, module, {name: built.renamed.get(name, name) for name in PLAIN})  # of another size
+    assert dims == {"openvino": [[-1, 4], [1]], "torchscript": [[2, 4], [1]], "aoti": [[-1, 4], [1]]}
+    assert rows == dict.fromkeys(rows, 16)
+    with pytest.raises(InvalidRequest, match=r"max_batch_size is 17, bounded\.pt2 takes 16 rows at most") as raised:
+        wb.build(exported, to="openvino", into=repository, name="x", example_inputs=EXAMPLES[0], max_batch_size=17)
+    assert "16" in (raised.value.hint or "")
+
+
 class Folded(torch.nn.Module):
     """Reads the number of rows as a number: a trace keeps that of its example."""
 
@@ -128,7 +151,7 @@ def test_a_trace_that_takes_one_shape_only_is_refused_with_the_example(repositor
     torch.export.save(torch.export.export(Folded(), (), kwargs=given, dynamic_shapes=shapes), exported)
     with pytest.raises(InvalidRequest, match=r"folded.pt2 as torchscript fails .* on example 1: .*shape") as raised:
         wb.build(exported, to="torchscript", into=repository, example_inputs={"x": x})
-    assert raised.value.where == "x [1, 4, 4]"
+    assert raised.value.where == "x FP32 [1, 4, 4]"
     assert "--to onnx, openvino or aoti" in (raised.value.hint or "")
     assert not (repository / "folded_ts").exists()
     assert wb.build(exported, to="openvino", into=repository, example_inputs={"x": x}).drift[0].max_abs < 1e-5

@@ -155,6 +155,7 @@ def test_an_error_is_the_requests_own(to: Path) -> None:
         (helpers.any_number, "takes any number of arguments"),
         (helpers.random, "packaged, it answers differently"),
         (object(), "a builtins.object cannot be packaged"),
+        (dict, "dict is a class: it has no weights"),
     ],
 )
 def test_what_cannot_be_packaged_is_said(function: Any, text: str, to: Path) -> None:
@@ -187,6 +188,44 @@ def test_no_examples_are_refused_in_words(to: Path, estimator: bool, none: Any) 
         wb.package(thing, "x", example_inputs=none, to=to)
     with pytest.raises(InvalidRequest, match="has no rows"):
         wb.package(thing, "x", example_inputs=ROWS[:0], to=to)
+    assert list(to.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["model.joblib", "model.pkl", "model.ubj", "model.onnx", "model.pt2"])
+def test_a_file_that_cannot_be_read_is_told_with_what_to_do(
+    to: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / name
+    if name.endswith((".joblib", ".pkl")):
+        import joblib
+
+        joblib.dump(classifier(), path)
+        path.write_bytes(path.read_bytes()[:2000])
+    else:
+        path.write_bytes(b"{L" * 300)
+    assert main(["package", str(path), "--to", str(to)]) == 1
+    said = capsys.readouterr().err
+    assert f"workbench package: {name} " in said
+    assert "what to do: " in said
+    assert list(to.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["estimator", "function", "onnx"])
+def test_an_example_on_which_a_thing_fails_is_named_with_its_shapes(to: Path, tmp_path: Path, kind: str) -> None:
+    def product(x: np.ndarray) -> np.ndarray:
+        return x @ np.ones((4, 2), np.float32)
+
+    thing: Any = classifier() if kind == "estimator" else product
+    if kind == "onnx":
+        nodes = [helper.make_node("Relu", ["x"], ["y"])]
+        thing = tmp_path / "m.onnx"
+        thing.write_bytes(graph(nodes, [("x", "FP32", ("batch", 4))], [("y", "FP32", ("batch", 4))]))
+    good, bad = {"x": ROWS}, {"x": ROWS[:, :3]}
+    given: Any = [{"input": each["x"]} for each in (good, bad)] if kind == "estimator" else [good, bad]
+    with pytest.raises(InvalidRequest, match="fails on example 1: ") as raised:
+        wb.package(thing, "m", example_inputs=given, to=to)
+    assert "FP32 [5, 3]" in (raised.value.where or "")
+    assert raised.value.hint
     assert list(to.iterdir()) == []
 
 

@@ -107,6 +107,38 @@ def test_a_file_on_the_command_line(to: Path, tmp_path: Path, capsys: pytest.Cap
         engine.stop(5)
 
 
+def test_an_estimator_in_a_file_of_joblib(to: Path, tmp_path: Path) -> None:
+    import joblib
+
+    forest = random_forest()
+    joblib.dump(forest, tmp_path / "forest.joblib")
+    np.save(tmp_path / "rows.npy", X[:4])
+    given = ["--to", str(to), "--example-inputs", str(tmp_path / "rows.npy"), "--name"]
+    assert main(["package", str(tmp_path / "forest.joblib"), "--backend", "fil", *given, "forest"]) == 0
+    (packaged,) = to.iterdir()
+    assert 'backend: "fil"' in (packaged / "config.pbtxt").read_text()
+    engine = InferenceEngine(EngineOptions((to,), load_models=("*",)))
+    engine.start()
+    try:
+        answer = engine.infer(InferenceRequest("forest", [Tensor.from_numpy("input__0", X)]), 20)
+        np.testing.assert_allclose(answer.as_numpy("output__0"), forest.predict_proba(X), rtol=1e-5, atol=1e-6)
+    finally:
+        engine.stop(5)
+
+
+def test_a_file_of_lightgbm_that_is_cut_off_is_refused(to: Path, tmp_path: Path) -> None:
+    """treelite takes the trees that are there, and so does Triton: the answers would be others."""
+    path = tmp_path / "cut.txt"
+    lightgbm.train({"verbose": -1}, lightgbm.Dataset(X, X[:, 0] * 2), 6).save_model(path)
+    whole = path.read_text()
+    path.write_text(whole[: whole.index("Tree=3")])
+    with pytest.raises(InvalidRequest, match="cut off"):
+        wb.package(path, "cut", to=to)
+    assert not list(to.iterdir())
+    path.write_text(whole)
+    assert wb.package(path, "whole", to=to).backend == "fil"
+
+
 @pytest.mark.parametrize(
     ("thing", "given", "text"),
     [

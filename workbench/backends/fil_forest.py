@@ -197,7 +197,7 @@ def _read_treelite(treelite: Any, path: Path, settings: FilSettings) -> Any:
         raise UnknownError(str(error), where=str(path), hint=_what_to_do(path, kind, str(error))) from error
     except UnicodeDecodeError as error:  # the text of treelite's error quotes the file
         raise UnknownError(
-            f"treelite cannot read {path.name}", where=str(path), hint=_what_to_do(path, kind, "") or "it is damaged"
+            f"treelite cannot read {path.name}", where=str(path), hint=_what_to_do(path, kind, "")
         ) from error
 
 
@@ -251,7 +251,7 @@ def _what_to_do(path: Path, kind: str, text: str) -> str:
         )
     if "different major Treelite version" in text:
         return "write the checkpoint with treelite 3.9 or 4: the compatibility table is in the FIL backend's docs"
-    return ""
+    return "a file that is damaged or cut off is to be saved or copied again; if it is whole, treelite does not take it"
 
 
 def kind_of(path: Path) -> str | None:

@@ -73,7 +73,11 @@ def read_onnx(path: Path) -> OnnxGraph:
             try:
                 return _graph(data)
             except (IndexError, ValueError) as error:
-                raise InvalidRequest(f"{path.name} is no ONNX file: {error}", where=str(path)) from error
+                raise InvalidRequest(
+                    f"{path.name} is no ONNX file: {error}",
+                    where=str(path),
+                    hint="one that is damaged or cut off is to be copied or exported again",
+                ) from error
 
 
 def _graph(data: mmap.mmap) -> OnnxGraph:

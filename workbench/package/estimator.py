@@ -46,7 +46,7 @@ def from_estimator(estimator: Any, wish: Wish) -> Made:
         given = _given(estimator, feed, table)
         return named(_flat({output: getattr(estimator, method)(given) for output, method in calls.items()}), ())
 
-    found, answers = signature(call, feeds, batching=wish.batching)
+    found, answers = signature(call, feeds, batching=wish.batching, what=f"the {type(estimator).__name__}")
     file, content, modules = _saved(estimator)
     lines, load, imports = _lines(estimator, next(iter(feeds[0])), table, calls, list(answers[0]))
     needs = requirements(modules | ({"pandas"} if table is not None else set()))

@@ -56,10 +56,16 @@ def from_forest(thing: Any, wish: Wish) -> Made:
             raise InvalidRequest(
                 f"{path.name} is no forest's file",
                 where=str(path),
-                hint="known are XGBoost's .json and .ubj, LightGBM's .txt, treelite's checkpoint; an estimator in a "
-                "pickle: load it and give it to wb.package",
+                hint="known are XGBoost's .json and .ubj, LightGBM's .txt, treelite's checkpoint, and estimators in "
+                ".joblib or .pkl",
             )
         assert kind is not None
+        if kind == "lightgbm" and b"end of trees" not in path.read_bytes():  # treelite takes the trees that are there
+            raise InvalidRequest(
+                f"{path.name} is cut off: 'end of trees' is missing",
+                where=str(path),
+                hint="save it again, by save_model",
+            )
         known = load_forest(path, _settings(kind), _quiet)
         features = known.features
         way, values = _way(wish.outputs, known.task, known.classes)

@@ -45,7 +45,8 @@ def from_function(function: FunctionType, wish: Wish) -> Made:
     def call(feed: Feed) -> Feed:
         return named(function(**feed), wish.outputs)
 
-    found, answers = signature(call, feeds, batching=wish.batching)
+    what = f"the function {function.__name__}"
+    found, answers = signature(call, feeds, batching=wish.batching, what=what)
     needs = ["numpy", *(each for each in requirements(source.modules) if not each.startswith("numpy=="))]
     version: dict[str, Any] = {}
     values = list(source.values)

@@ -12,7 +12,7 @@ from workbench.backends.onnx_file import OnnxGraph, read_onnx
 from workbench.backends.onnxruntime import run_once, with_inferred_outputs
 from workbench.errors import InvalidRequest
 from workbench.package.made import Made, Wish
-from workbench.package.tensors import Feed, Signature, Tensor, as_feeds
+from workbench.package.tensors import Feed, Signature, Tensor, answered, as_feeds
 from workbench.protocol.datatypes import BY_WIRE
 from workbench.repository.example_inputs import load_example_inputs
 
@@ -36,7 +36,9 @@ def from_onnx(path: Path, wish: Wish) -> Made:
     why = "" if batching or (graph.batching is False and wish.batching is False) else "its first dimension is fixed"
     found = file_signature(graph, batching, why)
     feeds = _feeds(path, found, graph, wish.examples)
-    answers = [run(path, found, feed) for feed in feeds]
+    takes = ", ".join(f"{spec.name} {spec.datatype} {list(spec.dims)}" for spec in found.inputs)
+    hint = f"it takes {takes}{', the batch first' * batching}"
+    answers = answered(lambda feed: run(path, found, feed), feeds, f"{path.name} fails", hint)
     version: dict[str, bytes | Path] = {"model.onnx": path}
     for name in graph.external:
         beside = (path.parent / name).resolve()

@@ -20,11 +20,14 @@ from workbench.package.forest import from_forest, is_forest_file
 from workbench.package.layout import config_text, over_the_wire, write
 from workbench.package.made import Made, Wish
 from workbench.package.table import WAYS, Inputs
-from workbench.package.tensors import Feed, Signature, alike
+from workbench.package.tensors import Feed, Signature, alike, said
 from workbench.protocol.json_data import dumps
 from workbench.protocol.tensors import InferenceRequest, InferenceResponse, Tensor
 from workbench.repository.example_inputs import inputs_of, load_example_inputs
 from workbench.repository.models import check_name
+
+PICKLES = (".joblib", ".pkl")
+"""Files that joblib reads."""
 
 MAX_BATCH_SIZE = 32
 """``max_batch_size`` of a model whose requests can share a batch, unless it is given."""
@@ -146,10 +149,10 @@ def _make(thing: Any, wish: Wish) -> Made:
             from workbench.package.onnx_model import from_onnx
 
             return from_onnx(path, wish)
-        if wish.backend == "fil" or is_forest_file(path):
+        if is_forest_file(path) or (wish.backend == "fil" and path.suffix not in PICKLES):
             return from_forest(path, wish)
         thing = _read(path)
-    elif wish.backend == "fil":
+    if wish.backend == "fil":
         return from_forest(thing, wish)
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
@@ -164,6 +167,11 @@ def _make(thing: Any, wish: Wish) -> Made:
         from workbench.package.function import from_function
 
         return from_function(thing, wish)
+    if isinstance(thing, type):
+        raise InvalidRequest(
+            f"{thing.__qualname__} is a class: it has no weights yet",
+            hint="give an object of it, trained or loaded; on the command line FILE.py:NAME of a variable",
+        )
     raise InvalidRequest(
         f"a {type(thing).__module__}.{type(thing).__qualname__} cannot be packaged",
         hint="give an ONNX file, a torch module, a fitted estimator or a function; or write its model.py",
@@ -171,9 +179,14 @@ def _make(thing: Any, wish: Wish) -> Made:
 
 
 def _read(path: Path) -> Any:
-    """The estimator or program in a file. Reading one by joblib runs what is in it."""
+    """The estimator or program in a file. Reading one by joblib runs what is in it.
+
+    Raises:
+        InvalidRequest: it cannot be read, or is of a kind that is not known.
+        Unsupported: a package that it needs is not installed.
+    """
     try:
-        if path.suffix in (".joblib", ".pkl"):
+        if path.suffix in PICKLES:
             import joblib
 
             return joblib.load(path)
@@ -183,6 +196,18 @@ def _read(path: Path) -> Any:
             return xgboost.Booster(model_file=path)
     except ImportError as error:
         raise Unsupported(f"the package '{error.name}', which reads {path.name}, is not installed") from error
+    except Exception as error:  # what a pickle runs raises what it likes
+        raise InvalidRequest(
+            f"{path.name} cannot be read: {said(error)}",
+            where=str(path),
+            hint="one that is damaged or cut off is to be saved again"
+            + (" (by joblib.dump); classes of your own must be importable" if path.suffix in PICKLES else ""),
+        ) from error
+    if path.suffix in (".pt", ".pt2"):
+        raise InvalidRequest(
+            f"{path.name} is a file of torch: workbench build makes a model directory of it",
+            hint=f"workbench build {path} --to onnx|torchscript|aoti --into REPOSITORY --example-inputs FILE",
+        )
     raise InvalidRequest(
         f"{path.name}: which kind of model is that?",
         hint="known are .onnx, .joblib, .pkl, .ubj, and of forests .json, .txt and .tl",

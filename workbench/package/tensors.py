@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import InvalidRequest
+from workbench.errors import Cancelled, InvalidRequest, WorkbenchError
 from workbench.protocol import datatypes
 from workbench.protocol.tensors import as_bytes_array
 
@@ -120,7 +120,7 @@ def named(value: Any, names: Sequence[str]) -> Feed:
     return {name: as_array(name, item) for name, item in found.items()}
 
 
-def signature(call: Call, feeds: Sequence[Feed], *, batching: bool | None) -> tuple[Signature, list[Feed]]:
+def signature(call: Call, feeds: Sequence[Feed], *, batching: bool | None, what: str) -> tuple[Signature, list[Feed]]:
     """What a model takes and gives, and its answers to the examples.
 
     Args:
@@ -128,14 +128,18 @@ def signature(call: Call, feeds: Sequence[Feed], *, batching: bool | None) -> tu
         feeds: the examples.
         batching: whether the first axis is the batch; None tries it: the rows of a request are to be answered alone
             as together.
+        what: the model, for errors.
 
     Raises:
-        InvalidRequest: an example has no rows, or its rows are not answered alone as together where they have to be.
+        InvalidRequest: an example has no rows, the model fails on one, or its rows are not answered alone as together
+            where they have to be.
     """
     empty = next((name for feed in feeds for name, array in feed.items() if array.shape[:1] == (0,)), None)
     if empty is not None:
         raise InvalidRequest(f"the example of '{empty}' has no rows", hint="give at least one: a request that is real")
-    answers = [call(feed) for feed in feeds]
+    answers = answered(
+        call, feeds, f"{what} fails", "give an example that it takes, of the shape and type that it was made for"
+    )
     why = ""
     if batching is None:
         why = next((text for text in map(_why_no_batch, [call] * len(feeds), feeds, answers) if text), "")
@@ -146,6 +150,35 @@ def signature(call: Call, feeds: Sequence[Feed], *, batching: bool | None) -> tu
             raise InvalidRequest(f"requests cannot share a batch: {why}", hint="give max_batch_size=0")
     skip = 1 if batching else 0
     return Signature(specs(feeds, skip), specs(answers, skip), batching, why), answers
+
+
+def answered(run: Call, feeds: Sequence[Feed], what: str, hint: str) -> list[Feed]:
+    """The answers to examples.
+
+    Raises:
+        InvalidRequest: there is none; with the example, its shapes and the framework's words.
+    """
+    found = []
+    for place, feed in enumerate(feeds):
+        try:
+            found.append(run(feed))
+        except (Cancelled, MemoryError):
+            raise
+        except Exception as error:  # frameworks raise what they like
+            shapes = ", ".join(f"{name} {wire(array)} {list(array.shape)}" for name, array in feed.items())
+            raise InvalidRequest(f"{what} on example {place}: {said(error)}", where=shapes, hint=hint) from error
+    return found
+
+
+def said(error: BaseException) -> str:
+    """What a framework says is wrong, in a line: it may lead up to it, as TorchScript does, or explain it after."""
+    if isinstance(error, WorkbenchError):
+        return error.message
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return repr(error)[:300]
+    last = lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
+    return f"{last:.300}"
 
 
 def specs(feeds: Sequence[Feed], skip: int) -> tuple[Tensor, ...]:

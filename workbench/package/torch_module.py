@@ -48,7 +48,8 @@ def from_module(module: torch.nn.Module, wish: Wish) -> Made:
             values = module(**{name: torch.from_numpy(np.array(array)) for name, array in feed.items()})
         return named(tuple(values) if isinstance(values, list) else values, wish.outputs)
 
-    found, answers = signature(call, feeds, batching=wish.batching)
+    what = f"the module {type(module).__name__}"
+    found, answers = signature(call, feeds, batching=wish.batching, what=what)
     program = export_program(module, found, feeds)
     title = f"The torch module {type(module).__name__}."
     try:

@@ -8,23 +8,23 @@ import math
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workbench.clock import monotonic_ns
 from workbench.config import ConfigDocument, complete_backend, normalize, validate
-from workbench.errors import AlreadyExists, Cancelled, InvalidRequest, NotFound, WorkbenchError
+from workbench.errors import AlreadyExists, InvalidRequest, NotFound, WorkbenchError
 from workbench.package.building.config import new_config
 from workbench.package.building.drift import measure
 from workbench.package.building.forms import Form, Job, Progress, to_aoti, to_onnx, to_openvino, to_torchscript
 from workbench.package.building.options import TARGETS, BuildOptions, Target
 from workbench.package.building.result import Built
-from workbench.package.building.source import Source, fitted, open_source, said
+from workbench.package.building.source import Source, fitted, open_source
 from workbench.package.building.tensorrt_form import to_tensorrt
 from workbench.package.layout import write
-from workbench.package.tensors import Feed
+from workbench.package.tensors import answered, said
 from workbench.records.environment import capture_environment
 from workbench.repository.example_inputs import FILE_NAME
 from workbench.repository.models import check_name
@@ -100,6 +100,8 @@ def build(
     if calibration is not None:
         given = fitted(calibration, source.signature.inputs, source.signature.batching, what="the calibration inputs")
         source = replace(source, calibration=given)
+    if to == "torchscript" and source.exemplified is not None:
+        source = replace(source, signature=source.exemplified)  # a trace is known to go with the examples' sizes only
     directory = _target(source, name or _name(source, to, options), into, places, overwrite=overwrite)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
         written = Path(folder) / directory.name
@@ -109,7 +111,7 @@ def build(
         form = _made(job, to)
         _directory(written, source, to, directory.name, form)
         drift = _verify(job, form, to) if verify else []
-        notes = list(form.notes)
+        notes = [*_of_random(source, options, verified=bool(drift)), *form.notes]
         if any(map(_is_large, drift)):
             notes.append(
                 "the answers differ much from the source's: hold them against what the model is for before it is used"
@@ -124,6 +126,16 @@ def build(
         _provenance(job, form, built)
         _put(written, directory, Path(folder) / "old")
     return built
+
+
+def _of_random(source: Source, options: BuildOptions, *, verified: bool) -> list[str]:
+    """What rests on random inputs, for nobody has given others."""
+    calibrated = options.int8 and source.calibration is None
+    what = ["int8 is calibrated"] * calibrated + ["the drift is measured"] * verified
+    if not source.drawn or not what:
+        return []
+    other = "--example-inputs FILE" + " or --calib FILE" * calibrated
+    return [f"{' and '.join(what)} on random inputs, which may be far from what the model gets: give others, {other}"]
 
 
 def _made(job: Job, to: Target) -> Form:
@@ -195,30 +207,12 @@ def _verify(job: Job, form: Form, to: Target) -> list[OutputDrift]:
         return []
     job.tell("running source and result on the examples")
     requests = job.source.verify_requests()
-    expected = _answers(job.source.run, requests, f"{job.source.title} itself fails", "give examples that it takes")
+    expected = answered(job.source.run, requests, f"{job.source.title} itself fails", "give examples that it takes")
     hint = "verify=False (--no-verify) writes it unseen"
     if form.shapes_fixed:
         hint = "a trace has the shapes of one example built in: --to onnx, openvino or aoti, which keep them open, or "
         hint += "build from the torch module, which torch.jit.script may compile"
-    return measure(expected, _answers(form.run, requests, f"{job.source.title} as {to} fails ({form.verified})", hint))
-
-
-def _answers(run: Callable[[Feed], Feed], requests: Sequence[Feed], what: str, hint: str) -> list[Feed]:
-    """The answers to examples.
-
-    Raises:
-        InvalidRequest: there is none; with the example, its shapes and the framework's words.
-    """
-    found = []
-    for place, feed in enumerate(requests):
-        try:
-            found.append(run(feed))
-        except (Cancelled, MemoryError):
-            raise
-        except Exception as error:  # frameworks raise what they like
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-            raise InvalidRequest(f"{what} on example {place}: {said(error)}", where=shapes, hint=hint) from error
-    return found
+    return measure(expected, answered(form.run, requests, f"{job.source.title} as {to} fails ({form.verified})", hint))
 
 
 def _directory(written: Path, source: Source, to: Target, name: str, form: Form) -> None:

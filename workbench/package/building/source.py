@@ -20,7 +20,7 @@ from workbench.package.onnx_model import file_signature, from_onnx
 from workbench.package.onnx_model import run as run_onnx
 from workbench.package.tensors import Feed, Signature, Tensor, as_feeds
 from workbench.protocol.datatypes import BY_CONFIG, BY_WIRE
-from workbench.repository.example_inputs import inputs_of, load_example_inputs
+from workbench.repository.example_inputs import FILE_NAME, inputs_of, load_example_inputs
 from workbench.repository.models import find_model, find_versions
 
 Form = Literal["onnx", "torchscript", "exported", "module"]
@@ -45,7 +45,9 @@ class Source:
     ``thing`` is the ONNX file, or a ``TorchThing``; ``files`` are what it was read from. ``signature`` is what its
     framework sees (``reshape`` applied). ``requests(count)`` gives example requests with the batch axis. ``title`` is
     how texts call it. ``directory`` and ``document`` are the model directory and its configuration, where there is one.
-    ``calibration`` are requests for int8, where other ones than the examples are given.
+    ``calibration`` are requests for int8, where other ones than the examples are given. ``drawn``: the requests are
+    random numbers, for there are no examples. ``exemplified`` is the signature with no more sizes open than differ
+    among the examples, where the file says that others are open, too.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Source:
     directory: Path | None = None
     document: ConfigDocument | None = None
     calibration: Sequence[Feed] | None = None
+    drawn: bool = False
+    exemplified: Signature | None = None
 
     def verify_requests(self) -> list[Feed]:
         """The requests on which results are held against it: some, and where rows batch, one row alone."""
@@ -77,17 +81,6 @@ class Source:
             return run_onnx(self.thing, self.signature, feed)
         answer: Feed = torch_forms().run(self, feed)
         return answer
-
-
-def said(error: BaseException) -> str:
-    """What a framework says is wrong, in a line: it may lead up to it, as TorchScript does, or explain it after."""
-    if isinstance(error, WorkbenchError):
-        return error.message
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return repr(error)[:300]
-    last = lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
-    return f"{last:.300}"
 
 
 def torch_forms() -> Any:
@@ -157,7 +150,7 @@ def _from_file(path: Path, form: Form, examples: Any, max_batch_size: int | None
     made = from_onnx(path, Wish("", examples, batching=batching))
     return Source(
         path.stem, form, path, made.signature, repeated(made.feeds), batch_of(made.signature, max_batch_size),
-        path.name, (path,),
+        path.name, (path,), drawn=examples is None,
     )  # fmt: skip
 
 
@@ -232,7 +225,7 @@ def _from_directory(directory: Path, examples: Any) -> Source:
     thing: Any = file if form == "onnx" else torch_forms().load(file, form)
     return Source(
         directory.name, form, thing, found, requests, config.max_batch_size, f"model '{directory.name}'", (file,),
-        directory, document,
+        directory, document, drawn=examples is None and not (directory / FILE_NAME).is_file(),
     )  # fmt: skip
 
 

@@ -8,17 +8,19 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from workbench.backends.pytorch_archive import archive_kind
+from workbench.backends.base import TensorSpec
+from workbench.backends.pytorch_archive import archive_kind, describe_export
 from workbench.errors import InvalidRequest, Unsupported
-from workbench.package.building.source import Form, Source, batch_of, repeated, said
-from workbench.package.tensors import Feed, Signature, as_array, as_feeds, named, signature
+from workbench.package.building.source import Form, Source, batch_of, repeated
+from workbench.package.tensors import Feed, Signature, as_array, as_feeds, named, said, signature
+from workbench.package.tensors import Tensor as Described  # TorchScript reads Tensor in this module as torch's
 from workbench.package.torch_module import export_program, write_onnx
 
 _INDEXED = re.compile(r".+__(\d+)$")
@@ -83,10 +85,11 @@ def load(thing: Any, form: Form) -> TorchThing:
 
 
 def open_torch(thing: Any, form: Form, name: str, examples: Any, max_batch_size: int | None) -> Source:
-    """A source whose inputs and outputs are what it does with the examples.
+    """A source whose inputs and outputs are what it does with the examples; the sizes that an exported program leaves
+    open are open, whether or not they differ among the examples.
 
     Raises:
-        InvalidRequest: it cannot be read, or the examples do not fit it.
+        InvalidRequest: it cannot be read, the examples do not fit it, or it takes fewer rows than are asked for.
     """
     loaded = load(thing, form)
     what = thing.name if isinstance(thing, Path) else f"the torch module {type(thing).__name__}"
@@ -102,9 +105,53 @@ def open_torch(thing: Any, form: Form, name: str, examples: Any, max_batch_size:
         return named(_results(loaded(list(feed.values()))), ())
 
     batching = None if max_batch_size is None else max_batch_size > 0
-    found, _ = signature(call, feeds, batching=batching)
+    exemplified, _ = signature(call, feeds, batching=batching, what=what)
+    found = _opened(exemplified, thing) if form == "exported" and isinstance(thing, Path) else exemplified
     files = (thing,) if isinstance(thing, Path) else ()
-    return Source(name, form, loaded, found, repeated(feeds), batch_of(found, max_batch_size), what, files)
+    rows, most = batch_of(found, max_batch_size), _most_rows(loaded.program)
+    if most is not None and (max_batch_size or 0) > most:
+        raise InvalidRequest(
+            f"max_batch_size is {max_batch_size}, {what} takes {most} rows at most",
+            hint=f"--max-batch-size {most}, or export it with a larger bound of the batch (torch.export.Dim)",
+        )
+    return Source(
+        name, form, loaded, found, repeated(feeds), min(rows, most or rows), what, files, exemplified=exemplified
+    )
+
+
+def _most_rows(program: Any) -> int | None:
+    """The largest first dimension that an exported program was made for; None where there is no bound."""
+    bounds = []
+    for node in program.graph.nodes if program is not None else ():
+        value = node.meta.get("val") if node.name in program.graph_signature.user_inputs else None
+        if isinstance(value, torch.Tensor) and value.ndim and isinstance(value.shape[0], torch.SymInt):
+            bound = program.range_constraints.get(value.shape[0].node.expr)
+            if bound is not None and str(bound.upper).isdigit():  # else infinity
+                bounds.append(int(bound.upper))
+    return min(bounds, default=None)
+
+
+def _opened(found: Signature, path: Path) -> Signature:
+    """The signature with -1 for each size that is symbolic in the program."""
+    program = describe_export(path)
+    if program is None:
+        return found
+
+    def opened(specs: tuple[Described, ...], declared: tuple[TensorSpec, ...]) -> tuple[Described, ...]:
+        skip = 1 if found.batching else 0
+        ranks = [(len(one.dims) + skip, len(other.dims)) for one, other in zip(specs, declared, strict=False)]
+        if len(specs) != len(declared) or any(one != other for one, other in ranks):
+            return specs  # inputs that a default stands for, or results that are no tensors
+        pairs = zip(specs, declared, strict=True)
+        return tuple(
+            replace(
+                one,
+                dims=tuple(-1 if -1 in sizes else sizes[0] for sizes in zip(one.dims, other.dims[skip:], strict=True)),
+            )
+            for one, other in pairs
+        )
+
+    return replace(found, inputs=opened(found.inputs, program.inputs), outputs=opened(found.outputs, program.outputs))
 
 
 def run(source: Source, feed: Feed) -> Feed:
