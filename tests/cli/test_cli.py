@@ -58,6 +58,12 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
         (["profile", "m", "--concurency", "4"], "did you mean --concurrency?"),
         (["runs", "show", "--jason"], "did you mean --json?"),
         (["runs"], "the following arguments are required: ACTION"),
+        (
+            ["build", "m", "--to", "tensorrt", "--best"],
+            "what to do: one precision: --fp16, --bf16 or --int8; workbench",
+        ),
+        (["build", "m", "--to", "tensorrt", "--workspace=9"], "what to do: --memPoolSize=workspace:MIB; workbench"),
+        (["build", "m", "--to", "tensorrt", "--fp8"], "what to do: workbench build --help"),
     ],
 )
 def test_a_wrong_command_line_is_told_in_two_lines(

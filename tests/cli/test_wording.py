@@ -142,3 +142,6 @@ def test_what_was_packaged_is_served_by_what_the_server_takes(
     shown = capsys.readouterr().out
     assert said in shown
     assert "server.load(" not in shown
+    assert main(["package", f"{tmp_path / 'score.py'}:score", *inputs, "--to", str(models), "--name", "my score"]) == 0
+    shown = capsys.readouterr().out
+    assert said.replace("/models/score/", "/models/my%20score/") in shown, "the line can be copied to a shell"

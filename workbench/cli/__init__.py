@@ -12,8 +12,8 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, ModuleType
 from typing import NoReturn
 
 from workbench.errors import WorkbenchError
@@ -101,10 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line, without a screen of options before it."""
 
+    elsewhere: Mapping[str, str] = MappingProxyType({})
+    """Options of another tool that people bring along -> what to write here."""
+
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        close = difflib.get_close_matches(unknown[1], _options(self), n=1) if unknown else []
+        close = difflib.get_close_matches(unknown[1], _options(self), n=1, cutoff=0.75) if unknown else []
         hint = f"did you mean {close[0]}? " if close else ""
+        if unknown and unknown[1] in self.elsewhere:
+            hint = f"{self.elsewhere[unknown[1]]}; "
         self.exit(2, f"{self.prog}: error: {message}\n  what to do: {hint}{self.prog} --help shows the options\n")
 
 
@@ -126,6 +131,7 @@ def _run(verb: str, rest: Sequence[str]) -> int:
         epilog=f"example:\n  {module.EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.elsewhere = getattr(module, "ELSEWHERE", {})
     module.add_arguments(parser)
     args = parser.parse_args(rest)
     try:

@@ -19,6 +19,15 @@ EXAMPLE = (
     "--optShapes=input_ids:8x16,attention_mask:8x16 --maxShapes=input_ids:32x128,attention_mask:32x128"
 )
 
+ELSEWHERE = {
+    "--onnx": "MODEL is the first argument, a file or a model's name",
+    "--saveEngine": "--into REPOSITORY and --name NAME say where the engine goes",
+    "--shapes": "--minShapes, --optShapes and --maxShapes say for which shapes the engine is built",
+    "--best": "one precision: --fp16, --bf16 or --int8",
+    "--workspace": "--memPoolSize=workspace:MIB",
+}
+"""trtexec's options that have another name here."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``build``; those of the engine are trtexec's own."""

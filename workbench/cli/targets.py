@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from workbench.errors import InvalidRequest, NotFound, NotReady
 
@@ -77,7 +79,7 @@ def how_to_serve(model: str, repository: Path) -> list[str]:
     with contextlib.suppress(NotReady):  # what is written is written, wherever servers leave their names
         of_it = [info for info in runtime.list_servers() if _serves(info, repository)]
     if not of_it:
-        return [f"serve it: workbench serve --model-repository {repository}"]
+        return [f"serve it: workbench serve --model-repository {shlex.quote(str(repository))}"]
     return [f"serve it: {_on(info, model, repository)}" for info in of_it]
 
 
@@ -88,10 +90,10 @@ def _serves(info: Mapping[str, Any], repository: Path) -> bool:
 def _on(info: Mapping[str, Any], model: str, repository: Path) -> str:
     who, mode = f"server '{info['name']}'", info["control_mode"]
     if mode == "explicit" and info["http"]:
-        return f"curl -X POST {info['http']}/v2/repository/models/{model}/load loads it on {who}"
+        return f"curl -X POST {info['http']}/v2/repository/models/{quote(model, safe='')}/load loads it on {who}"
     if mode == "poll":
         return f"{who} loads it by itself (control mode poll)"
-    again = f"workbench serve --model-repository {repository}"
+    again = f"workbench serve --model-repository {shlex.quote(str(repository))}"
     return f"end {who} and start it again (control mode {mode} loads nothing while it runs): {again}"
 
 
