@@ -264,7 +264,7 @@ def test_what_could_not_be_put_back_is_put_back_by_the_next_sweep_of_the_same_pr
 ) -> None:
     before = foreign.model_config("double")
 
-    def nobody(model: str, config: Any) -> None:
+    def nobody(model: str, config: Any, **how: Any) -> None:
         raise ConnectionFailed("nobody answers")
 
     with monkeypatch.context() as patch:
