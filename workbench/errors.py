@@ -231,13 +231,19 @@ def from_code(code: Code, message: str, *, where: str = "") -> WorkbenchError:
 
 
 def from_http_status(status: int, message: str, *, where: str = "") -> WorkbenchError:
-    """The error that stands for an HTTP answer; several codes share 400, which becomes INVALID_ARG."""
+    """The error that stands for an HTTP answer; several codes share 400, which becomes INVALID_ARG.
+
+    429, 502 and 504 are no server's of Triton's: a gateway before it says that it does not reach it, or not now.
+    """
     by_status = {
         400: Code.INVALID_ARG,
         404: Code.NOT_FOUND,
+        429: Code.UNAVAILABLE,
         500: Code.INTERNAL,
         501: Code.UNSUPPORTED,
+        502: Code.UNAVAILABLE,
         503: Code.UNAVAILABLE,
+        504: Code.UNAVAILABLE,
     }
     return from_code(by_status.get(status, Code.UNKNOWN), message, where=where)
 

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -76,6 +78,8 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 1 }
 parameters { key: "execute_delay_ms" value { string_value: "10" } }
 """
 
+SLOW_QUERIES = QUERIES.replace('"queries"', '"slow_queries"').replace('"10"', '"250"')
+
 
 class Served:
     """The server, a client, and which texts the embedder has been given."""
@@ -98,7 +102,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("models")
-    for name, config in (("embedder", EMBEDDER), ("queries", QUERIES)):
+    for name, config in (("embedder", EMBEDDER), ("queries", QUERIES), ("slow_queries", SLOW_QUERIES)):
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)
     (root / "embedder" / "1" / "model.py").write_text(MODEL)
@@ -269,6 +273,103 @@ def test_it_gives_way_while_queries_wait(served: Served, database: Path) -> None
     assert "gave way" in str(done)
 
 
+def test_it_gives_way_also_to_queries_that_take_longer_than_between_two_looks(served: Served, database: Path) -> None:
+    """That none was answered for a moment is not that none waits."""
+    write(database, {number: "a" * number for number in range(12)})
+    asked = threading.Event()
+
+    def queries() -> None:
+        request = InferenceRequest("slow_queries", [Tensor.from_numpy("INPUT0", np.zeros((1, 1), np.float32))])
+        while not asked.is_set():
+            served.client.infer(request)
+
+    embedded: list[int] = []
+
+    def tell(progress: Progress) -> None:
+        if progress.state == "giving way":
+            embedded.append(progress.embedded)
+            if progress.paused_s > 1.5:
+                asked.set()
+
+    options = WorkerOptions(models=("embedder",), poll_s=None, yield_to="slow_queries", max_pause_s=60, in_flight=1)
+    with DocumentTable(database, "embedder") as table, ThreadPoolExecutor(3) as pool:
+        worker = BatchWorker(table, served.client, options, on_progress=tell)
+        running = [pool.submit(queries) for _ in range(3)]
+        try:
+            # of the second one the wait is long
+            until(lambda: served.client.statistics("slow_queries")["model_stats"][0]["inference_count"] > 1, "asked")
+            done = worker.run()
+        finally:
+            asked.set()
+        for each in running:
+            each.result(20)
+    assert done.embedded == 12
+    assert done.paused_s > 1.5
+    assert set(embedded) == {0}
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Stands before a server, as a load balancer does: 502, 504, 429 and HTML where it does not reach it."""
+
+    server_url = ""
+    failures: ClassVar[list[int]] = [502, 504, 429, 502]
+
+    def handle_all(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.endswith("/infer") and self.failures:
+            self.send_error(self.failures.pop())
+            return
+        kept = {key: value for key, value in self.headers.items() if key != "Host"}
+        request = urllib.request.Request(self.server_url + self.path, body or None, kept, method=self.command)
+        with urllib.request.urlopen(request) as answer:
+            data = answer.read()
+            self.send_response(answer.status)
+            for key, value in answer.headers.items():
+                self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = handle_all
+
+    def log_message(self, *args: object) -> None:
+        """Nothing."""
+
+
+def test_a_gateway_that_does_not_reach_the_server_is_no_fault_of_the_texts(served: Served, database: Path) -> None:
+    write(database, {1: "a"})
+    handler = type("Before", (Gateway,), {"server_url": served.url, "failures": list(Gateway.failures)})
+    gateway = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    told: list[str] = []
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(
+        HttpClient(f"http://127.0.0.1:{gateway.server_address[1]}")
+    ) as client, DocumentTable(database, "embedder") as table:  # fmt: skip
+        pool.submit(gateway.serve_forever, 0.05)
+        try:
+            done = BatchWorker(table, client, ONCE, on_progress=lambda progress: told.append(progress.state)).run()
+        finally:
+            gateway.shutdown()
+            gateway.server_close()
+    assert "server away" in told
+    assert (done.embedded, done.failed) == (1, 0)
+    assert errors(database) == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--priority", "-1"), ("--poll-s", "0"), ("--poll-s", "nan"), ("--poll-s", "inf"), ("--in-flight", "0"),
+     ("--batch-size", "-3"), ("--max-queue-ms", "-1"), ("--max-pause-s", "nan"), ("--give-up-s", "-2")],
+)  # fmt: skip
+def test_a_number_that_cannot_be_meant_is_refused_by_its_name(
+    served: Served, database: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    write(database, {1: "a"})
+    assert main(["embed", str(database), "-u", served.url, "--model", "embedder", f"{option}={value}"]) == 1
+    said = capsys.readouterr().err
+    assert f"{option[2:].replace('-', '_')} is {value}" in said
+    assert "what to do: give" in said
+    assert served.seen() == []
+
+
 def test_a_model_that_goes_away_is_awaited(served: Served, database: Path) -> None:
     write(database, {number: f"slow {number}" for number in range(40)})
     told: list[str] = []
@@ -309,7 +410,7 @@ def test_what_does_not_fit_is_said_in_words(served: Served, database: Path) -> N
         for options, words in (
             (WorkerOptions(models=("queries",)), "does not take one text a row"),
             (WorkerOptions(models=("embedder", "queries")), "takes INPUT0, which 'embedder' does not give"),
-            (WorkerOptions(models=("embedder",), batch_size=5), "1 to 4 rows"),
+            (WorkerOptions(models=("embedder",), batch_size=5), "batch_size is 5: .* 1 to 4 rows"),
             (WorkerOptions(models=("unknown",)), "unknown"),
             (WorkerOptions(models=("embedder",), yield_to="unknown"), "unknown"),
         ):
@@ -322,8 +423,9 @@ def test_what_does_not_fit_is_said_in_words(served: Served, database: Path) -> N
 
 
 @contextlib.contextmanager
-def verb(served: Served, path: Path) -> Iterator[subprocess.Popen[str]]:
+def verb(served: Served, path: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "workbench.cli", "embed", str(path), "-u", served.url, "--model", "embedder"]
+    command[:0] = before
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -376,3 +478,20 @@ def test_ctrl_c_commits_what_was_sent_and_says_where_it_stopped(served: Served, 
         assert process.returncode == 0
     assert said.startswith(f"stopped: {count(database)} embedded, {200 - count(database)} left")
     assert len(served.seen()) == count(database)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a limit on the size of files stands for the disc")
+def test_a_full_disc_is_said_and_what_was_committed_stays(served: Served, database: Path) -> None:
+    texts = {number: f"{number} " * 40 for number in range(400)}
+    write(database, texts)
+    most = database.stat().st_size // 1024 + 20
+    with verb(served, database, "bash", "-c", f'ulimit -f {most}; exec "$0" "$@"') as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the database cannot be used" in said
+    assert f"where: {database}" in said
+    assert "what was committed stays; start again once it can" in said
+    kept = count(database)
+    assert 0 < kept < 400
+    assert embed(served, database).embedded == 400 - kept
+    assert read_vectors(database)[0] == list(texts)

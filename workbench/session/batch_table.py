@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import sqlite3
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ class DocumentTable:
             self._lock.close()
             raise
         self._seen = -1
+        self._width: int | None = None
 
     def _prepare(self) -> None:
         ask = self._connection.execute
@@ -171,7 +173,11 @@ class DocumentTable:
 
         Raises:
             InternalError: the database cannot be written; nothing of it is.
+            InvalidRequest: a vector is of another width than those that the model has given; nothing is written.
         """
+        widths = {len(row.vector) for row in rows if row.vector is not None}
+        if widths:
+            self._fits(widths)
         values = [
             (
                 row.document.key,
@@ -189,6 +195,28 @@ class DocumentTable:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+    def _fits(self, widths: set[int]) -> None:
+        """Holds the widths of new vectors against the one of those that are there by the same model.
+
+        Raises:
+            InvalidRequest: they differ: it is another model under the same name.
+        """
+        names = self._names
+        if self._width is None:
+            query = (
+                f"SELECT length(vector) FROM {_quoted(names.vectors)} WHERE model = ? AND vector IS NOT NULL LIMIT 1"
+            )
+            with self._told():
+                found = self._connection.execute(query, (self.model,)).fetchone()
+            self._width = int(found[0]) // 4 if found else min(widths)
+        other, known = widths - {self._width}, self._width
+        if other:
+            raise InvalidRequest(
+                f"'{self.model}' gives vectors of {min(other)} numbers; '{names.vectors}' has some of {known} by it",
+                where=str(self.path),
+                hint="it is another model under this name: name another table for its vectors, or empty this one",
+            )
 
     def close(self) -> None:
         """Lets go of the database."""
@@ -217,23 +245,37 @@ class DocumentTable:
 _COLUMNS = ["id", "vector", "model", "digest", "error"]
 
 
-def read_vectors(path: str | Path, vectors: str = "vectors") -> tuple[list[Key], NDArray[np.float32]]:
+def read_vectors(
+    path: str | Path, vectors: str = "vectors", *, model: str = ""
+) -> tuple[list[Key], NDArray[np.float32]]:
     """The keys and the vectors, fp32 [n, width] ([0, 0] where there are none yet), that a worker has committed.
+
+    Only those by ``model``, where one is named.
 
     Raises:
         NotFound: no such file, or no such table.
+        InvalidRequest: they are by several models and none is named: they lie in different spaces.
     """
     if not Path(path).is_file():
         raise NotFound(f"there is no database {path}")
     with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S)) as connection:
         try:
             rows = connection.execute(
-                f"SELECT id, vector FROM {_quoted(vectors)} WHERE vector IS NOT NULL ORDER BY id"
+                f"SELECT id, vector, model FROM {_quoted(vectors)} "
+                "WHERE vector IS NOT NULL AND (model = ? OR ? = '') ORDER BY id",
+                (model, model),
             ).fetchall()
         except sqlite3.DatabaseError as error:
             raise NotFound(f"there are no vectors: {error}", where=str(path)) from error
-    found = [np.frombuffer(vector, "<f4") for _, vector in rows]
-    return [key for key, _ in rows], np.array(found, np.float32).reshape(len(rows), -1 if rows else 0)
+    by = Counter(name for _, _, name in rows)
+    if len(by) > 1:
+        counts = ", ".join(f"{name} ({count})" for name, count in sorted(by.items()))
+        raise InvalidRequest(
+            f"the vectors are by several models: {counts}",
+            where=str(path), hint="name one with model=; a worker does those of another model again, row by row",
+        )  # fmt: skip
+    found = [np.frombuffer(vector, "<f4") for _, vector, _ in rows]
+    return [key for key, _, _ in rows], np.array(found, np.float32).reshape(len(rows), -1 if rows else 0)
 
 
 def _affinity(declared: str) -> str:

@@ -42,6 +42,11 @@ _TELL_S = 0.5
 _SHORTEST_S, _LONGEST_S = 0.05, 1.0
 _AWAY_S = 5.0
 
+_POSITIVE = ("in_flight", "poll_s", "timeout_s")
+_NOT_NEGATIVE = ("batch_size", "priority", "max_queue_ms", "max_ms", "max_pause_s", "give_up_s")
+_MOST = 2**31 - 1
+"""What a priority and a wait have room for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
@@ -55,6 +60,9 @@ class WorkerOptions:
     ``yield_to`` names the model that goes first: nothing is sent while, since the last look, its requests waited
     longer than ``max_queue_ms`` on average or (where it is above 0) took longer than ``max_ms`` at the server, but at
     most ``max_pause_s`` at a time. A server that is away is awaited for ``give_up_s``, 0 is as long as it takes.
+
+    Raises:
+        InvalidRequest: a number that cannot be meant.
     """
 
     models: Sequence[str] = ("tokenizer", "ctx_embedding")
@@ -68,6 +76,14 @@ class WorkerOptions:
     max_pause_s: float = 10.0
     timeout_s: float = 120.0
     give_up_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in (*_POSITIVE, *_NOT_NEGATIVE):
+            value: float | None = getattr(self, name)
+            least = "more than 0" if name in _POSITIVE else "0 or more"
+            # put so that NaN is refused, too
+            if value is not None and not (0 <= value <= _MOST and (value or name in _NOT_NEGATIVE)):
+                raise InvalidRequest(f"{name} is {value}", hint=f"give {least}, {_MOST} at most")
 
 
 @dataclass(slots=True)
@@ -219,10 +235,8 @@ class BatchWorker:
         )
         most = self._chain.max_batch_size
         self.batch_size = self.options.batch_size or min(most, 64)
-        if not 1 <= self.batch_size <= most or self.options.in_flight < 1:
-            raise InvalidRequest(
-                f"batch_size {self.batch_size}, in_flight {self.options.in_flight}: the models take 1 to {most} rows"
-            )
+        if self.batch_size > most:
+            raise InvalidRequest(f"batch_size is {self.batch_size}: the models take 1 to {most} rows")
         self._watch = QueryWatch(client, self.options.yield_to) if self.options.yield_to else None
         self._told = 0
         self._sent: list[_Sent] = []
@@ -348,15 +362,23 @@ class BatchWorker:
         if self._watch is None:
             return
         options, pause, start = self.options, _SHORTEST_S, monotonic_ns()
+        answered, one_takes_ms, note = start, 0.0, ""
         while not self.stop.is_set():
             try:
                 count, queue_ms, whole_ms = self._watch.look()
             except _PASSING:
                 return  # what is sent next finds out, and waits
-            slow = queue_ms > options.max_queue_ms or 0 < options.max_ms < whole_ms
-            if not count or not slow or (monotonic_ns() - start) / 1e9 >= options.max_pause_s:
+            now = monotonic_ns()
+            if count:
+                if queue_ms <= options.max_queue_ms and not 0 < options.max_ms < whole_ms:
+                    return
+                answered, one_takes_ms = now, whole_ms
+                note = f"{options.yield_to} waits {queue_ms:.1f} of {whole_ms:.1f} ms"
+            elif (now - answered) / 1e6 >= 2 * one_takes_ms:
+                return  # none came; before that, none answered is only that one takes longer than a look
+            if (now - start) / 1e9 >= options.max_pause_s:
                 return
-            self._tell("giving way", began, f"{options.yield_to} waits {queue_ms:.1f} of {whole_ms:.1f} ms")
+            self._tell("giving way", began, note)
             before = monotonic_ns()
             self.stop.wait(pause)
             self.progress.paused_s += (monotonic_ns() - before) / 1e9
