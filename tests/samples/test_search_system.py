@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workbench.engine import EngineOptions, InferenceEngine
 from workbench.engine.linting import lint
-from workbench.errors import WorkbenchError
+from workbench.errors import InvalidRequest, WorkbenchError
 from workbench.protocol.tensors import InferenceRequest, Tensor
 from workbench.samples import SampleError, build, default_cache_dir
 from workbench.samples.recipes import MINILM_WHEEL, minilm_weights
@@ -162,7 +162,7 @@ def test_scores_are_those_of_numpy(engine: InferenceEngine) -> None:
 
 
 def test_what_cannot_be_ranked_is_refused_in_words(engine: InferenceEngine) -> None:
-    with pytest.raises(WorkbenchError, match="there is nothing to rank"):
+    with pytest.raises(InvalidRequest, match="there is nothing to rank"):
         ask(engine, "reranker_ensemble", {"QUERY": texts("q"), "DOCUMENTS": texts()})
     with pytest.raises(WorkbenchError, match="batch-size must be <= 64 for"):
         ask(engine, "reranker_ensemble", {"QUERY": texts("q"), "DOCUMENTS": texts(*["text"] * 65)})

@@ -50,7 +50,9 @@ class TritonPythonModel:
         documents = self._texts(request, "DOCUMENTS")
         if not documents:
             return pb_utils.InferenceResponse(
-                error=pb_utils.TritonError("DOCUMENTS is empty: there is nothing to rank")
+                error=pb_utils.TritonError(
+                    "DOCUMENTS is empty: there is nothing to rank", pb_utils.TritonError.INVALID_ARG
+                )
             )
         query = self._padded("query", self.query.encode_batch(self._texts(request, "QUERY")))
         rows = [pb_utils.Tensor(name, np.repeat(array, len(documents), axis=0)) for name, array in query.items()]
