@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import wait_until
 
 from workbench.profiling import SweepResult
-from workbench.session.remote import TritonServer
+from workbench.session.remote import TritonServer, WorkbenchServer
 
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
 QUICK: dict[str, Any] = {"duration_s": 0.1, "warmup_s": 0.01, "min_requests": 1, "store": None, "show_progress": False}
@@ -64,3 +69,23 @@ def test_a_load_that_is_still_under_way_when_the_sweep_ends_is_undone(
     assert isinstance(result, SweepResult)
     assert (result.status, result.restored, result.error) == ("stopped", True, "")
     assert foreign.model_config("double") == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_a_profile_that_is_stopped_says_so(process: WorkbenchServer, tmp_path: Path, sent: str) -> None:
+    """As a sweep does: before, the table of what there was, and exit code 1 as of a point that is not valid."""
+    command = [sys.executable, "-m", "workbench.cli", "profile", "double", "-u", process.url, "--runs", str(tmp_path)]
+    command += ["--concurrency", "1,2,3", "-p", "60000", "--warmup", "0"]
+
+    def answered() -> int:
+        return int(process.statistics("double")["model_stats"][0]["inference_stats"]["success"]["count"])
+
+    before = answered()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        wait_until(lambda: running.poll() is not None or answered() > before + 50, 60.0)
+        running.send_signal(getattr(signal, sent))
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert " of 3 points" in said
+    assert process.control.leases() == []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 
+from workbench.cli.ending import terminated_as_interrupted
 from workbench.cli.load_arguments import add_load_arguments, load_options
 from workbench.cli.ray_arguments import add_ray_arguments, ray_of
 from workbench.cli.targets import add_server_arguments, open_server
@@ -30,15 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints; exit code 1 when a point failed, is not valid or not stable."""
-    server = open_server(args)
-    try:
+    """Measures and prints; exit code 1 when a point failed, is not valid or not stable, 130 when it was stopped."""
+    with contextlib.closing(open_server(args)) as server, terminated_as_interrupted():
         result = server.sweep(
             args.model, {}, store=args.runs, show_progress=not args.json, kind="profile", generators_on=ray_of(args),
             keep_samples=args.keep_samples, **load_options(args),
         )  # fmt: skip
-    finally:
-        server.close()
     points = list(result)  # type: ignore[arg-type]
     if args.json:
         print(json.dumps({"run": result.run_id, "points": [point.to_json() for point in points]}))  # type: ignore[union-attr]
@@ -51,5 +50,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"run {result.run_id}")  # type: ignore[union-attr]
     if result.error:
         print(in_flags(str(result.error)), file=sys.stderr)
+    if result.stopped:  # type: ignore[union-attr]
+        print(f"stopped after {len(points)} of {result.total} points", file=sys.stderr)  # type: ignore[union-attr]
+        return 130
+    if result.error:
         return 1
     return 0 if points and all(point.verdict == "valid" for point in points) else 1
