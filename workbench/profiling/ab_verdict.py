@@ -24,8 +24,12 @@ METRICS: Mapping[str, str] = MappingProxyType(
 """What is compared, by the field of a point; higher is better of the first, lower of the others."""
 
 FEWEST: Mapping[str, int] = MappingProxyType({"p95_ms": 20, "p99_ms": 100})
+
 """So many requests a block must have for a percentile: of fewer it is the largest or so, which grows with their number,
 and is another figure for the side that answers more of them."""
+
+_UNTOLD = 10.0
+"""A change above which it is only said that nothing is known: two pairs may leave it open up to 10^22."""
 
 
 def deciding_metric(load: Load) -> str:
@@ -81,9 +85,9 @@ class Comparison:
             of = f" with {least} requests or more" if least else ""
             counted = f"{self.pairs} pair{'s' * (self.pairs != 1)}"
             return f"{name}: no verdict, {counted} of blocks{of} {'is' if self.pairs == 1 else 'are'} too few"
-        interval = f"{self.low:+.1%} to {self.high:+.1%}"
         if not self.faster:
-            return f"{name}: too close to call, B - A is between {interval}"
+            high = f"{self.high:+.1%}" if self.high < _UNTOLD else "anything"
+            return f"{name}: too close to call, B - A is between {self.low:+.1%} to {high}"
         # By how much the better side is better, as a share of the other one.
         ends = [self.low, self.high] if self.faster == "B" else [1 / (1 + end) - 1 for end in (self.low, self.high)]
         best = self.change if self.faster == "B" else 1 / (1 + self.change) - 1
