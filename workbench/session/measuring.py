@@ -340,10 +340,9 @@ def sweep(
     from workbench.session.sharding import executor_for
 
     _check_name(model)
-    target, loads = SessionTarget(server), loads_of(concurrency, rate, options, load)
+    target, loads, runs = SessionTarget(server), loads_of(concurrency, rate, options, load), _store_of(store)
     grid = checked_grid(server, model, grid)
     where = executor_for(target, server, model, loads, executor, generators_on)
-    runs = _store_of(store)
     settings = SweepOptions(
         title=title, kind=kind, resume=resume, remeasure=remeasure, content=content,
         keep_samples=keep_samples, measure=judged_by(measure, options))  # fmt: skip
