@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -101,8 +102,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Makes what the tests ask the real server with before the first test: a minute, the first time, is no test's."""
+    if session.config.option.collectonly or session.testsfailed or os.uname().machine != "x86_64":
+        return
     if any("oracle" in getattr(item, "fixturenames", ()) for item in session.items) and (SHARED / "oracle").exists():
-        with contextlib.suppress(AssertionError):  # the tests that need it fail of it
+        with contextlib.suppress(AssertionError, OSError, subprocess.SubprocessError):  # its tests fail of it
             real_triton.install(SHARED / "oracle")
 
 

@@ -63,6 +63,7 @@ def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFi
             "what to do: one precision: --fp16, --bf16 or --int8; workbench",
         ),
         (["build", "m", "--to", "tensorrt", "--workspace=9"], "what to do: --memPoolSize=workspace:MIB; workbench"),
+        (["build", "--onnx=m.onnx", "--saveEngine=m.engine", "--fp16"], "what to do: MODEL is the first argument"),
         (["build", "m", "--to", "tensorrt", "--fp8"], "what to do: workbench build --help"),
     ],
 )

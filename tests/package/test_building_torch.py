@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,25 @@ def test_results_by_name_are_a_tuple_in_torchscript(repository: Path) -> None:
 class Nested(torch.nn.Module):
     def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         return x.sum(1), [x.sum(1) * scale, x.sum(2)[:, :1].to(torch.float64)]
+
+
+class Ordered(torch.nn.Module):
+    """As torchvision's models of segmentation."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return collections.OrderedDict(out=x * 2, aux=x + 1)
+
+
+def test_results_in_an_ordered_dictionary_are_outputs_by_their_keys(repository: Path, tmp_path: Path) -> None:
+    x, rows, size = RNG.random((3, 4)).astype(np.float32), torch.export.Dim("rows"), torch.export.Dim("size")
+    program = torch.export.export(Ordered(), (torch.from_numpy(x),), dynamic_shapes=({0: rows, 1: size},))
+    torch.export.save(program, tmp_path / "ordered.pt2")
+    built = wb.build(tmp_path / "ordered.pt2", to="onnx", into=repository, name="ordered", example_inputs={"x": x})
+    with wb.Engine(repository, models=["ordered"]) as engine:
+        out = engine.infer("ordered", {"x": x[:, :3]})
+        np.testing.assert_allclose(out["out"], x[:, :3] * 2, rtol=1e-6)
+        np.testing.assert_allclose(out["aux"], x[:, :3] + 1, rtol=1e-6)
+    assert built.name == "ordered"
 
 
 def test_results_in_lists_are_outputs_of_their_own(repository: Path) -> None:

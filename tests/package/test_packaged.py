@@ -229,6 +229,33 @@ def test_an_example_on_which_a_thing_fails_is_named_with_its_shapes(to: Path, tm
     assert list(to.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("number", "outputs", "do"),
+    [
+        (0, [], "give an array of shape [1]"),
+        (1, ["a", "b"], "name as many outputs as it gives"),
+        (3, ["a", "b"], "name as many outputs as it gives"),
+    ],
+)
+def test_what_is_not_the_examples_fault_says_what_to_do_about_the_answer(
+    to: Path, number: int, outputs: list[str], do: str
+) -> None:
+    def given(x: np.ndarray) -> Any:
+        return {0: x.mean(), 1: x, 3: (x, x, x)}[number]
+
+    with pytest.raises(InvalidRequest) as raised:
+        wb.package(given, "m", example_inputs={"x": ROWS}, to=to, outputs=outputs)
+    assert do in (raised.value.hint or "")
+
+
+def test_a_pickle_whose_classes_are_not_here_is_not_told_as_a_reader_that_is_missing(to: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.pkl"
+    path.write_bytes(b"\x80\x04cmysteps\nScaler\n)R.")
+    with pytest.raises(InvalidRequest, match=r"own\.pkl cannot be read: No module named 'mysteps'") as raised:
+        wb.package(path, "own", example_inputs=ROWS, to=to)
+    assert "importable" in (raised.value.hint or "")
+
+
 def classifier() -> Any:
     from sklearn.ensemble import RandomForestClassifier
 

@@ -189,7 +189,7 @@ def test_an_improvement_is_a_share_of_the_worse_one() -> None:
     slower = compare_pairs("mean_ms", [5.0, 5.05, 4.95], [10.0, 10.1, 9.9])
     assert slower.text.startswith("mean latency: A faster by 50.0%")
     open_end = compare_pairs("throughput", [100, 103], [100, 150])
-    assert open_end.text.endswith("B - A is between -88.9% to anything"), open_end.text
+    assert open_end.text.endswith("B - A is between -88.9% and anything"), open_end.text
     few = compare_pairs("p99_ms", [5.0, math.nan], [4.0, 3.0])
     assert few.faster == ""
     assert few.text == "p99: no verdict, 1 pair of blocks with 100 requests or more is too few"

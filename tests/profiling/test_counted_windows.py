@@ -13,6 +13,7 @@ from scripted_target import ERROR, INPUTS, ScriptedServer
 from workbench.errors import InvalidRequest
 from workbench.profiling import Load, Point, ServerTarget, measure
 from workbench.profiling.client_side import client_side
+from workbench.profiling.fruitless import Fruitless
 from workbench.profiling.samples import OK, Samples
 from workbench.profiling.sweep_result import SweepResult
 
@@ -83,7 +84,7 @@ def test_a_window_of_which_nothing_succeeds_ends_without_its_answers(asked: int,
             failing.append(True)
 
     load = Load.closed(8, requests=asked, generators=generators, warmup_s=0.3, max_warmup_s=0.3)
-    with ScriptedServer(lambda n: -0.002 if failing else 0.002) as server:
+    with ScriptedServer(lambda n: -0.002 if failing else 0.05) as server:
         begin = time.monotonic()
         point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS, on_event=on_event)
     assert time.monotonic() - begin < 30
@@ -95,12 +96,22 @@ def test_a_window_of_which_nothing_succeeds_ends_without_its_answers(asked: int,
 
 def test_errors_that_pass_do_not_end_a_counted_window() -> None:
     """Fewer than were asked for, and not for long: the window goes on to its answers."""
-    with ScriptedServer(lambda n: -0.01 if 60 <= n < 160 else 0.004) as server:
+    with ScriptedServer(lambda n: -0.01 if 200 <= n < 300 else 0.004) as server:
         load = Load.closed(2, requests=400, warmup_s=0.05, max_warmup_s=0.05)
         point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
     assert point.n == 400
     assert point.failed == 100
     assert not any("ended" in reason for reason in point.reasons)
+
+
+def test_refusals_beside_slow_answers_do_not_end_a_counted_window() -> None:
+    """Of a model that takes seconds, behind a limit: between two answers nothing but refusals comes."""
+    answers = Fruitless(wanted=100)
+    s = 1_000_000_000
+    for turn in range(1, 5):
+        assert not answers.look(answered=20 * turn, failed=12 * (turn - 1), now=8 * turn * s)
+        assert not answers.look(answered=20 * turn, failed=12 * turn, now=(8 * turn + 7) * s)
+    assert answers.look(answered=80, failed=100, now=100 * s)
 
 
 def test_a_p99_of_a_hundred_requests_is_told_to_be_no_more_than_that() -> None:

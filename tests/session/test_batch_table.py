@@ -37,6 +37,15 @@ def test_vectors_of_another_width_are_not_mixed_in(database: Path, widths: tuple
     assert read_vectors(database)[1].tolist() == [[1, 1, 1], [2, 2, 2], [0, 0, 0]]
 
 
+def test_what_was_refused_leaves_no_width_behind(database: Path) -> None:
+    with DocumentTable(database, "another") as table:
+        first, second = table.pending(2)
+        with pytest.raises(InvalidRequest, match="'another' gives vectors of 5 numbers"):
+            table.save([Embedded(first, np.zeros(3, np.float32)), Embedded(second, np.zeros(5, np.float32))])
+        table.save([Embedded(first, np.zeros(5, np.float32))])
+    assert read_vectors(database, model="another")[1].shape == (1, 5)
+
+
 @pytest.mark.parametrize("width", [3, 5])
 def test_vectors_of_several_models_are_read_one_model_at_a_time(database: Path, width: int) -> None:
     """While a worker does those of another model again: the old ones and the new ones lie in different spaces."""

@@ -276,36 +276,61 @@ def test_it_gives_way_while_queries_wait(served: Served, database: Path) -> None
 def test_it_gives_way_also_to_queries_that_take_longer_than_between_two_looks(served: Served, database: Path) -> None:
     """That none was answered for a moment is not that none waits."""
     write(database, {number: "a" * number for number in range(12)})
-    asked = threading.Event()
-
-    def queries() -> None:
-        request = InferenceRequest("slow_queries", [Tensor.from_numpy("INPUT0", np.zeros((1, 1), np.float32))])
-        while not asked.is_set():
-            served.client.infer(request)
-
     embedded: list[int] = []
+    options = WorkerOptions(models=("embedder",), poll_s=None, yield_to="slow_queries", max_pause_s=60, in_flight=1)
 
     def tell(progress: Progress) -> None:
         if progress.state == "giving way":
             embedded.append(progress.embedded)
             if progress.paused_s > 1.5:
-                asked.set()
+                ended.set()
 
-    options = WorkerOptions(models=("embedder",), poll_s=None, yield_to="slow_queries", max_pause_s=60, in_flight=1)
-    with DocumentTable(database, "embedder") as table, ThreadPoolExecutor(3) as pool:
+    with DocumentTable(database, "embedder") as table:
         worker = BatchWorker(table, served.client, options, on_progress=tell)
-        running = [pool.submit(queries) for _ in range(3)]
-        try:
-            # of the second one the wait is long
-            until(lambda: served.client.statistics("slow_queries")["model_stats"][0]["inference_count"] > 1, "asked")
+        with slow_queries(served) as ended:
             done = worker.run()
-        finally:
-            asked.set()
-        for each in running:
-            each.result(20)
     assert done.embedded == 12
     assert done.paused_s > 1.5
     assert set(embedded) == {0}
+
+
+def test_between_batches_slow_queries_are_not_forgotten(served: Served, database: Path) -> None:
+    """After the longest pause one batch goes, not all until a look happens to see a query answered."""
+    write(database, {number: "a" * number for number in range(12)})
+    options = WorkerOptions(
+        models=("embedder",), poll_s=None, yield_to="slow_queries", max_pause_s=0.5, in_flight=1, batch_size=4
+    )
+    with DocumentTable(database, "embedder") as table:
+        worker = BatchWorker(table, served.client, options)
+        with slow_queries(served):
+            done = worker.run()
+    assert done.embedded == 12
+    assert done.paused_s >= 1, "before each batch but, maybe, the first"
+
+
+@contextlib.contextmanager
+def slow_queries(served: Served) -> Iterator[threading.Event]:
+    """Three clients that ask a slow model without a break, until the event is set; some answers have been given."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        request = InferenceRequest("slow_queries", [Tensor.from_numpy("INPUT0", np.zeros((1, 1), np.float32))])
+        while not ended.is_set():
+            served.client.infer(request)
+
+    def answered() -> bool:
+        return bool(served.client.statistics("slow_queries")["model_stats"][0]["inference_count"] > before)
+
+    before = served.client.statistics("slow_queries")["model_stats"][0]["inference_count"] + 1
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(ask) for _ in range(3)]
+        try:
+            until(answered, "asked")  # of the second one the wait is long
+            yield ended
+        finally:
+            ended.set()
+        for each in running:
+            each.result(20)
 
 
 class Gateway(BaseHTTPRequestHandler):
@@ -313,12 +338,19 @@ class Gateway(BaseHTTPRequestHandler):
 
     server_url = ""
     failures: ClassVar[list[int]] = [502, 504, 429, 502]
+    most_rows = 64
+    """What takes longer than it waits for."""
 
     def handle_all(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path.endswith("/infer") and self.failures:
             self.send_error(self.failures.pop())
             return
+        if self.path.endswith("/infer"):
+            head = json.loads(body[: int(self.headers["Inference-Header-Content-Length"])])
+            if head["inputs"][0]["shape"][0] > self.most_rows:
+                self.send_error(504)
+                return
         kept = {key: value for key, value in self.headers.items() if key != "Host"}
         request = urllib.request.Request(self.server_url + self.path, body or None, kept, method=self.command)
         with urllib.request.urlopen(request) as answer:
@@ -337,7 +369,21 @@ class Gateway(BaseHTTPRequestHandler):
 
 def test_a_gateway_that_does_not_reach_the_server_is_no_fault_of_the_texts(served: Served, database: Path) -> None:
     write(database, {1: "a"})
-    handler = type("Before", (Gateway,), {"server_url": served.url, "failures": list(Gateway.failures)})
+    done, told = through_a_gateway(served, database, failures=list(Gateway.failures))
+    assert "server away" in told
+    assert (done.embedded, done.failed) == (1, 0)
+    assert errors(database) == {}
+
+
+def test_a_batch_that_is_too_slow_for_a_gateway_comes_through_row_by_row(served: Served, database: Path) -> None:
+    write(database, {number: "a" * number for number in range(5)})
+    done, _ = through_a_gateway(served, database, failures=[], most_rows=1)
+    assert (done.embedded, done.failed, done.left) == (5, 0, 0)
+
+
+def through_a_gateway(served: Served, database: Path, **behaviour: Any) -> tuple[Progress, list[str]]:
+    """A worker that asks through one: what it did, and what it said that it was doing."""
+    handler = type("Before", (Gateway,), {"server_url": served.url, **behaviour})
     gateway = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     told: list[str] = []
     with ThreadPoolExecutor(1) as pool, contextlib.closing(
@@ -345,13 +391,11 @@ def test_a_gateway_that_does_not_reach_the_server_is_no_fault_of_the_texts(serve
     ) as client, DocumentTable(database, "embedder") as table:  # fmt: skip
         pool.submit(gateway.serve_forever, 0.05)
         try:
-            done = BatchWorker(table, client, ONCE, on_progress=lambda progress: told.append(progress.state)).run()
+            worker = BatchWorker(table, client, ONCE, on_progress=lambda progress: told.append(progress.state))
+            return worker.run(), told
         finally:
             gateway.shutdown()
             gateway.server_close()
-    assert "server away" in told
-    assert (done.embedded, done.failed) == (1, 0)
-    assert errors(database) == {}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from asking import wait_until
 
+from workbench.errors import ConnectionFailed, NotReady
 from workbench.profiling import SweepResult
 from workbench.session.remote import TritonServer, WorkbenchServer
 
@@ -21,11 +22,11 @@ QUICK: dict[str, Any] = {"duration_s": 0.1, "warmup_s": 0.01, "min_requests": 1,
 
 
 class Interrupted:
-    """Stands before a server that takes one load after the other: the sender of the first one is interrupted, and it
-    is done only when somebody has asked what is loaded."""
+    """Stands before a server that takes one load after the other: the sender of the first one is interrupted, or gets
+    no answer for another reason, and it is done only when somebody has asked what is loaded."""
 
-    def __init__(self, load: Callable[..., None], config: Callable[[str], dict[str, Any]]) -> None:
-        self._load, self._config = load, config
+    def __init__(self, load: Callable[..., None], config: Callable[[str], dict[str, Any]], why: BaseException) -> None:
+        self._load, self._config, self._why = load, config, why
         self._turn = threading.Lock()
         self._asked = threading.Event()
         self.late: threading.Thread | None = None
@@ -36,7 +37,7 @@ class Interrupted:
             self._asked.clear()
             self.late = threading.Thread(target=self._do_late, args=(model, config))
             self.late.start()
-            raise KeyboardInterrupt
+            raise self._why
         with self._turn:
             self._load(model, config=config, **more)
 
@@ -54,20 +55,25 @@ class Interrupted:
         return found
 
 
+@pytest.mark.parametrize(
+    ("why", "status"),
+    [(KeyboardInterrupt(), "stopped"), (NotReady("HTTP status 504"), "done"), (ConnectionFailed("cut off"), "failed")],
+    ids=["interrupted", "a gateway", "no connection"],
+)
 def test_a_load_that_is_still_under_way_when_the_sweep_ends_is_undone(
-    foreign: TritonServer, monkeypatch: pytest.MonkeyPatch
+    foreign: TritonServer, monkeypatch: pytest.MonkeyPatch, why: BaseException, status: str
 ) -> None:
     before = foreign.model_config("double")
     client = foreign._client
-    between = Interrupted(client.load, client.model_config)
+    between = Interrupted(client.load, client.model_config, why)
     with monkeypatch.context() as patch:
         patch.setattr(client, "load", between.load)
         patch.setattr(client, "model_config", between.model_config)
-        result = foreign.sweep("double", {DELAY: [70, 80]}, concurrency=1, **QUICK)
+        result = foreign.sweep("double", {DELAY: [70]}, concurrency=1, **QUICK)
         assert between.late is not None
         between.late.join(30)
     assert isinstance(result, SweepResult)
-    assert (result.status, result.restored, result.error) == ("stopped", True, "")
+    assert (result.status, result.restored) == (status, True), result.error
     assert foreign.model_config("double") == before
 
 

@@ -16,7 +16,7 @@ from real_triton import real_triton
 from served_echo import write_repository
 
 import workbench as wb
-from workbench.errors import NotReady
+from workbench.errors import NotReady, WorkbenchError
 from workbench.records.holder import Holder
 from workbench.session.journal import JournalDesk
 from workbench.session.remote import TritonServer, WorkbenchServer
@@ -32,7 +32,7 @@ print("here", flush=True)
 sys.stdin.readline()
 try:
     result = server.sweep(model, {"dynamic_batching.max_queue_delay_microseconds": [70, 80]}, concurrency=1,
-                          duration_s=0.5, warmup_s=0.1, max_warmup_s=0.1, min_requests=1, store=None,
+                          duration_s=2, warmup_s=0.1, max_warmup_s=0.1, min_requests=1, store=None,
                           show_progress=False)
     print("swept", len(result), all(not point.error for point in result), result.restored, repr(result.error))
 except wb.errors.NotReady as error:
@@ -132,6 +132,45 @@ def test_who_looks_while_another_one_takes_the_model_waits_for_it(
     assert f"'spare' is being swept by {Holder.from_json(HOLDER)} at {slow.url}" in caught.value.message
     assert "it cannot be told whether that is this server" in caught.value.message, "it has answered nothing yet"
     assert caught.value.hint == "wait for it or stop it"
+
+
+FAILING = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("never")) for _ in requests]
+"""
+ITS_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+
+
+def test_a_model_that_has_only_failed_does_not_tell_servers_apart(
+    module_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.session.journal._LOOKING_S", 0.3)
+    (tmp_path / "models" / "failing" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "failing" / "config.pbtxt").write_text(ITS_CONFIG)
+    (tmp_path / "models" / "failing" / "1" / "model.py").write_text(FAILING)
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+        served = wb.serve(tmp_path / "models", control_mode="explicit")
+    with served, wb.connect(served.url) as by_http, wb.connect(served.grpc_url) as by_grpc:
+        assert isinstance(by_http, TritonServer)
+        assert isinstance(by_grpc, TritonServer)
+        for _ in range(3):
+            with pytest.raises(WorkbenchError, match="never"):
+                by_http.infer("failing", {"x": [[1.0]]})
+        first = JournalDesk(by_grpc)
+        lease = first.lease("failing", HOLDER, 15.0)
+        with pytest.raises(NotReady, match="it cannot be told whether that is this server"):
+            JournalDesk(by_http).lease("failing", HOLDER, 15.0)
+        first.release_lease("failing", lease)
 
 
 def test_one_that_cannot_be_told_apart_is_waited_for_until_it_ends(

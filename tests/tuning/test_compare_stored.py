@@ -54,6 +54,9 @@ def test_each_block_is_in_the_run_before_the_next_one_is_measured(server: wb.Ser
     def on_block(done: int, total: int, point: Point) -> None:
         heard.append(CompareResult.open(store))
         assert store.list()[0].status == "running"
+        early = CompareResult.open(store).to_frame()
+        assert set(early.verdict) == {""}
+        assert early.change.isna().all()
         assert [each.blocks[-1].started for each in heard[-1].models if each.model == point.model] == [point.started]
 
     result = server.compare(["double", "spare"], store=store, title="two", on_block=on_block, **QUICK | {"rounds": 2})
@@ -189,6 +192,7 @@ def test_a_store_that_takes_no_more_loses_no_comparison(
     if how == "disk":
         again = CompareResult.open(store, result.run_id)
         assert [len(each.blocks) for each in again.models] == [1, 1]
+        assert {each.status for each in store.list()} == {"failed"}, "and not running until this process ends"
 
 
 def test_nothing_is_asked_where_nothing_can_be_stored(server: wb.Server, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def _plain_session(model: bytes | Path) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise InternalError(_error_text(error)) from error
+        hint = f"ONNX Runtime {ort.__version__} does not take the file: it may be damaged, or of a later opset"
+        raise InternalError(_error_text(error), hint=hint) from error
 
 
 class OnnxRuntimeBackend:

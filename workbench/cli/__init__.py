@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from workbench.errors import WorkbenchError
 
@@ -103,6 +103,13 @@ class _Parser(argparse.ArgumentParser):
 
     elsewhere: Mapping[str, str] = MappingProxyType({})
     """Options of another tool that people bring along -> what to write here."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse; another tool's options are told first, and not what is missing because of them."""
+        for each in args or ():
+            if each.partition("=")[0] in self.elsewhere:
+                self.error(f"unrecognized arguments: {each}")
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)

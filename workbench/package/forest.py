@@ -28,6 +28,9 @@ MAX_BATCH_SIZE = 1024
 DRAWN = 4
 WAYS = ("probabilities", "label", "prediction")
 
+_BEHIND_ALL_TREES = (b"\nend of trees", b"\nfeature importances:", b"\nfeature_importances:")
+"""What LightGBM writes after the trees; older releases not the first."""
+
 
 def from_forest(thing: Any, wish: Wish) -> Made:
     """The model file with what it says of itself, as Triton's FIL backend serves it: ``input__0``, ``output__0``.
@@ -60,9 +63,9 @@ def from_forest(thing: Any, wish: Wish) -> Made:
                 ".joblib or .pkl",
             )
         assert kind is not None
-        if kind == "lightgbm" and b"end of trees" not in path.read_bytes():  # treelite takes the trees that are there
-            raise InvalidRequest(
-                f"{path.name} is cut off: 'end of trees' is missing",
+        if kind == "lightgbm" and not any(mark in path.read_bytes() for mark in _BEHIND_ALL_TREES):
+            raise InvalidRequest(  # treelite takes the trees that are there
+                f"{path.name} is cut off: what stands behind all trees is missing",
                 where=str(path),
                 hint="save it again, by save_model",
             )

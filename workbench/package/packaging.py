@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -194,19 +195,23 @@ def _read(path: Path) -> Any:
             import xgboost
 
             return xgboost.Booster(model_file=path)
-    except ImportError as error:
-        raise Unsupported(f"the package '{error.name}', which reads {path.name}, is not installed") from error
     except Exception as error:  # what a pickle runs raises what it likes
+        if isinstance(error, ImportError) and error.name in ("joblib", "xgboost", "lightgbm", "sklearn"):
+            raise Unsupported(f"the package '{error.name}', which reads {path.name}, is not installed") from error
         raise InvalidRequest(
             f"{path.name} cannot be read: {said(error)}",
             where=str(path),
             hint="one that is damaged or cut off is to be saved again"
-            + (" (by joblib.dump); classes of your own must be importable" if path.suffix in PICKLES else ""),
+            + (
+                " (by joblib.dump); what its classes are of must be importable, in the version that saved it"
+                if path.suffix in PICKLES
+                else ""
+            ),
         ) from error
     if path.suffix in (".pt", ".pt2"):
         raise InvalidRequest(
             f"{path.name} is a file of torch: workbench build makes a model directory of it",
-            hint=f"workbench build {path} --to onnx|torchscript|aoti --into REPOSITORY --example-inputs FILE",
+            hint=f"workbench build {shlex.quote(str(path))} --to onnx --into REPOSITORY --example-inputs FILE",
         )
     raise InvalidRequest(
         f"{path.name}: which kind of model is that?",

@@ -16,6 +16,8 @@ from workbench.protocol.tensors import as_bytes_array
 Feed = dict[str, NDArray[Any]]
 """The inputs of one request, or its outputs: name -> array, the batch axis included where there is one."""
 
+_NAME_EACH = "name as many outputs as it gives: outputs=('a', 'b'), --output a --output b"
+
 Call = Callable[[Feed], Feed]
 """The model as a function."""
 
@@ -111,11 +113,11 @@ def named(value: Any, names: Sequence[str]) -> Feed:
     elif isinstance(value, tuple):
         given = names or getattr(value, "_fields", None) or [f"output_{index}" for index in range(len(value))]
         if len(given) != len(value):
-            raise InvalidRequest(f"{len(value)} outputs, but the names {', '.join(given)}")
+            raise InvalidRequest(f"{len(value)} outputs, but the names {', '.join(given)}", hint=_NAME_EACH)
         found = dict(zip(given, value, strict=True))
     else:
         if len(names) > 1:
-            raise InvalidRequest(f"one output, but the names {', '.join(names)}")
+            raise InvalidRequest(f"one output, but the names {', '.join(names)}", hint=_NAME_EACH)
         found = {names[0] if names else "output": value}
     return {name: as_array(name, item) for name, item in found.items()}
 
@@ -166,7 +168,8 @@ def answered(run: Call, feeds: Sequence[Feed], what: str, hint: str) -> list[Fee
             raise
         except Exception as error:  # frameworks raise what they like
             shapes = ", ".join(f"{name} {wire(array)} {list(array.shape)}" for name, array in feed.items())
-            raise InvalidRequest(f"{what} on example {place}: {said(error)}", where=shapes, hint=hint) from error
+            own = error.hint if isinstance(error, WorkbenchError) else ""
+            raise InvalidRequest(f"{what} on example {place}: {said(error)}", where=shapes, hint=own or hint) from error
     return found
 
 

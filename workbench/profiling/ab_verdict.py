@@ -86,8 +86,8 @@ class Comparison:
             counted = f"{self.pairs} pair{'s' * (self.pairs != 1)}"
             return f"{name}: no verdict, {counted} of blocks{of} {'is' if self.pairs == 1 else 'are'} too few"
         if not self.faster:
-            high = f"{self.high:+.1%}" if self.high < _UNTOLD else "anything"
-            return f"{name}: too close to call, B - A is between {self.low:+.1%} to {high}"
+            to = f"to {self.high:+.1%}" if self.high < _UNTOLD else "and anything"
+            return f"{name}: too close to call, B - A is between {self.low:+.1%} {to}"
         # By how much the better side is better, as a share of the other one.
         ends = [self.low, self.high] if self.faster == "B" else [1 / (1 + end) - 1 for end in (self.low, self.high)]
         best = self.change if self.faster == "B" else 1 / (1 + self.change) - 1

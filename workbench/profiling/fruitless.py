@@ -13,7 +13,7 @@ class Fruitless:
 
     It ends when as many requests have failed as were to be answered: most of its requests have failed then, whatever
     else comes. And, however many are asked for, when nothing but errors has come for a while (``GONE_NS``, in which a
-    server that is started again at once comes back).
+    server that is started again at once comes back), and more of them than answers in all.
 
     Args:
         wanted: how many answers the window is to have; 0: none are counted, and it never ends for this.
@@ -25,7 +25,7 @@ class Fruitless:
     def __init__(self, wanted: int = 0, answered: int = 0, failed: int = 0, now: int = 0) -> None:
         self._wanted = wanted
         self._before = self._failed = failed
-        self._answered = answered
+        self._answered_before = self._answered = answered
         self._since = now
         self.said = ""
         """Why it was to end, in words; empty while it may go on."""
@@ -45,7 +45,11 @@ class Fruitless:
             self._answered, self._failed, self._since = answered, failed, now
         if failed - self._before >= self._wanted:
             self.said = f"the window was ended as {failed - self._before} requests had failed in it: {self._asked}"
-        elif failed - self._failed >= _LEAST and now - self._since > GONE_NS:
+        elif (
+            failed - self._failed >= _LEAST
+            and now - self._since > GONE_NS
+            and failed - self._before > answered - self._answered_before  # else it may just be slow, and some refused
+        ):
             lasted = (now - self._since) / 1e9
             self.said = f"the window was ended as nothing but errors had come for {lasted:.1f} s: {self._asked}"
         return bool(self.said)

@@ -122,8 +122,6 @@ def _examples_of(models: Models, model: str, load: Load, file: Path | None, rows
             made.streams = tuple(spans) if len(streams) > 1 else ()
             return made
     try:
-        if file is not None and directory is file:
-            _check_not_empty(file, specs, optional)
         with tempfile.TemporaryDirectory() as empty:
             drawn = _examples(directory or Path(empty), specs, load.seed, rows, optional)
     except ConfigError as error:
@@ -135,9 +133,9 @@ def _examples_of(models: Models, model: str, load: Load, file: Path | None, rows
     return Made([_request(model, example, specs) for example in drawn], max(1, rows), source, tuple(notes))
 
 
-def _check_not_empty(file: Path, specs: Sequence[InputSpec], optional: Collection[str]) -> None:
+def _check_not_empty(file: Path) -> None:
     """Numbers are drawn only where the file says from what: one without any data is not what somebody means to send."""
-    if any(load_streams(file, specs, optional=optional)) or json.loads(file.read_text()).get("ranges"):
+    if json.loads(file.read_text()).get("ranges"):
         return
     raise InvalidRequest(
         "the file of inputs has no data", where=str(file), hint='write {"data": [{"INPUT": [...]}]}, or send random'
@@ -153,6 +151,8 @@ def _examples(
 ) -> list[Example]:
     first = load_example_inputs(directory, specs, seed=seed, count=1, batch_size=rows, optional=optional)
     literal = sum(map(len, load_streams(directory, specs, optional=optional)))
+    if not literal and directory.is_file():
+        _check_not_empty(directory)
     count = _how_many(first[0], literal)
     return load_example_inputs(directory, specs, seed=seed, count=count, batch_size=rows, optional=optional)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -31,7 +32,7 @@ class RunBook:
         self._count += 1
 
         def add() -> None:
-            row = {**place, **point.row()}
+            row = {**point.row(), **place}
             self.run.add_point({**point.to_json(), **place}, row=row, config=point.config or None)
             self.run.set_meta(**meta)
 
@@ -45,6 +46,10 @@ class RunBook:
             self.run.finish(status)
 
         self._safely(end)
+        if self.unstored:  # else it would be told as running until the process ends
+            with contextlib.suppress(WorkbenchError):
+                self.run.set_meta(error=self.unstored)
+                self.run.finish("failed")
 
     def _safely(self, write: Callable[[], None]) -> None:
         if self.unstored:
@@ -76,6 +81,6 @@ class RunBook:
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         if problem is not None:  # of the run that is left; it is raised
-            self._safely(lambda: self.run.set_meta(error=f"it broke off: {problem}"))
+            self._safely(lambda: self.run.set_meta(error=f"it broke off: {str(problem) or type(problem).__name__}"))
             self._safely(lambda: self.run.finish("failed"))
         self.close()

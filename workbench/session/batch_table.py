@@ -176,8 +176,7 @@ class DocumentTable:
             InvalidRequest: a vector is of another width than those that the model has given; nothing is written.
         """
         widths = {len(row.vector) for row in rows if row.vector is not None}
-        if widths:
-            self._fits(widths)
+        width = self._fitting(widths) if widths else self._width
         values = [
             (
                 row.document.key,
@@ -191,32 +190,34 @@ class DocumentTable:
             try:
                 self._connection.executemany(self._save, values)
                 self._connection.execute("COMMIT")
+                self._width = width
             except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _fits(self, widths: set[int]) -> None:
-        """Holds the widths of new vectors against the one of those that are there by the same model.
+    def _fitting(self, widths: set[int]) -> int:
+        """Holds the widths of new vectors against the one of those that are there by the same model, and gives it.
 
         Raises:
             InvalidRequest: they differ: it is another model under the same name.
         """
-        names = self._names
-        if self._width is None:
+        names, known = self._names, self._width
+        if known is None:
             query = (
                 f"SELECT length(vector) FROM {_quoted(names.vectors)} WHERE model = ? AND vector IS NOT NULL LIMIT 1"
             )
             with self._told():
                 found = self._connection.execute(query, (self.model,)).fetchone()
-            self._width = int(found[0]) // 4 if found else min(widths)
-        other, known = widths - {self._width}, self._width
+            known = int(found[0]) // 4 if found else min(widths)
+        other = widths - {known}
         if other:
             raise InvalidRequest(
                 f"'{self.model}' gives vectors of {min(other)} numbers; '{names.vectors}' has some of {known} by it",
                 where=str(self.path),
                 hint="it is another model under this name: name another table for its vectors, or empty this one",
             )
+        return known
 
     def close(self) -> None:
         """Lets go of the database."""

@@ -41,6 +41,8 @@ _AHEAD = 8
 _TELL_S = 0.5
 _SHORTEST_S, _LONGEST_S = 0.05, 1.0
 _AWAY_S = 5.0
+_TRIES = 3
+"""So often a batch is sent whole to models that say that they are ready, and yet do not answer it."""
 
 _POSITIVE = ("in_flight", "poll_s", "timeout_s")
 _NOT_NEGATIVE = ("batch_size", "priority", "max_queue_ms", "max_ms", "max_pause_s", "give_up_s")
@@ -147,6 +149,10 @@ class Chain:
         if len(self._output) != 1:
             raise InvalidRequest(f"'{last}' does not give one fp32 vector a row")
 
+    def is_ready(self) -> bool:
+        """Whether all models say that they take inferences; False also where nobody answers."""
+        return all(self._client.is_model_ready(name) for name, _ in self._steps)
+
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The vectors, fp32 [n, width].
 
@@ -239,6 +245,8 @@ class BatchWorker:
             raise InvalidRequest(f"batch_size is {self.batch_size}: the models take 1 to {most} rows")
         self._watch = QueryWatch(client, self.options.yield_to) if self.options.yield_to else None
         self._told = 0
+        self._answered, self._one_takes_ms, self._waits = 0, 0.0, ""
+        """Of the model that goes first: when an answered query was last seen, what one took then, in words."""
         self._sent: list[_Sent] = []
 
     def run(self) -> Progress:
@@ -311,13 +319,16 @@ class BatchWorker:
         Raises:
             WorkbenchError: it was away too long.
         """
-        pause, start = _SHORTEST_S, monotonic_ns()
+        pause, start, tries = _SHORTEST_S, monotonic_ns(), 0
         while True:
             try:
                 return sent.future.result()
             except _PASSING as error:
                 if self.stop.is_set():
                     return None
+                tries += 1
+                if tries >= _TRIES and len(sent.documents) > 1 and _may_be_the_batch(error) and self._chain.is_ready():
+                    return error  # too slow as one, for a gateway or for timeout_s: row by row it may come through
                 if 0 < self.options.give_up_s <= (monotonic_ns() - start) / 1e9:
                     raise
                 self._tell("server away", began, error.message)
@@ -362,7 +373,6 @@ class BatchWorker:
         if self._watch is None:
             return
         options, pause, start = self.options, _SHORTEST_S, monotonic_ns()
-        answered, one_takes_ms, note = start, 0.0, ""
         while not self.stop.is_set():
             try:
                 count, queue_ms, whole_ms = self._watch.look()
@@ -371,14 +381,15 @@ class BatchWorker:
             now = monotonic_ns()
             if count:
                 if queue_ms <= options.max_queue_ms and not 0 < options.max_ms < whole_ms:
+                    self._one_takes_ms = 0.0
                     return
-                answered, one_takes_ms = now, whole_ms
-                note = f"{options.yield_to} waits {queue_ms:.1f} of {whole_ms:.1f} ms"
-            elif (now - answered) / 1e6 >= 2 * one_takes_ms:
+                self._answered, self._one_takes_ms = now, whole_ms
+                self._waits = f"{options.yield_to} waits {queue_ms:.1f} of {whole_ms:.1f} ms"
+            elif (now - self._answered) / 1e6 >= 2 * self._one_takes_ms:
                 return  # none came; before that, none answered is only that one takes longer than a look
             if (now - start) / 1e9 >= options.max_pause_s:
                 return
-            self._tell("giving way", began, note)
+            self._tell("giving way", began, self._waits)
             before = monotonic_ns()
             self.stop.wait(pause)
             self.progress.paused_s += (monotonic_ns() - before) / 1e9
@@ -391,3 +402,8 @@ class BatchWorker:
         if self._on_progress is not None and (changed or now - self._told > _TELL_S * 1e9):
             self._told = now
             self._on_progress(progress)
+
+
+def _may_be_the_batch(error: WorkbenchError) -> bool:
+    """Whether an error may come of a batch's size: no answer in time, and not a queue that is full."""
+    return isinstance(error, ConnectionFailed | NotReady)

@@ -13,8 +13,8 @@ from workbench.errors import InvalidRequest, NotFound, NotReady, WorkbenchError
 from workbench.profiling import MeasureOptions, Point
 from workbench.records.runs import RunStore
 from workbench.session.bars import step_bar
-from workbench.session.loads import loads_of
-from workbench.session.measuring import SessionTarget
+from workbench.session.loads import judged_by, loads_of
+from workbench.session.measuring import SessionTarget, store_of
 from workbench.session.opening import serve
 from workbench.telemetry import family, sample
 from workbench.tuning.compare_result import CompareResult, Startup
@@ -70,8 +70,9 @@ def compare(
         raise InvalidRequest("models are compared at one load", hint="give concurrency or rate")
     judging = CompareOptions(
         rounds, loads[0].seed, top_k, metric, examples, asking_s, output_kinds or {},
-        measure if measure is not None else MeasureOptions(),
+        judged_by(measure, options),
     )  # fmt: skip
+    runs = store_of(store)
     failed = _not_serving(server, models, reference or next(iter(models), ""))
     session = server.session
 
@@ -91,7 +92,7 @@ def compare(
             output_names=output_names,
             startup=(lambda name, example: startup_of(server, name, example)) if startup else None,
             options=judging,
-            store=RunStore(store) if isinstance(store, str | Path) else store,
+            store=runs,
             title=title,
             stop=stop,
             on_block=_all_of(lambda *_: session.point_ended(), on_block),

@@ -91,7 +91,8 @@ class Journals:
                         unsure.append(entry)
             if running or not unsure:
                 return next(iter([*running, *(path for path in left if path == own), *left]), own)
-            if monotonic_ns() >= until:
+            # one that is loading will have answered soon after
+            if monotonic_ns() >= until and not any(entry["changing"] for entry in unsure):
                 other = Holder.from_json(unsure[0]["holder"])
                 raise NotReady(
                     f"'{model}' is being swept by {other} at {unsure[0]['url']}, and it cannot be told whether that is "
@@ -185,7 +186,7 @@ class JournalDesk:
         _write(path, {**entry, "changing": True})
         try:
             result = self._server.configure(name, *edits)
-        except ConnectionFailed:
+        except (ConnectionFailed, NotReady):  # of a gateway, too, that did not wait for the load
             raise
         except WorkbenchError:
             self._applied(name, entry)

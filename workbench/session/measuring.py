@@ -249,7 +249,7 @@ def ab(
         raise InvalidRequest("ab compares at one load", hint="give concurrency or rate")
     first, second = _one(server, model, a), _one(server, against or model, b)
     judging = ABOptions(pairs, max_pairs, metric, seed, judged_by(measure, options))
-    runs = _store_of(store)
+    runs = store_of(store)
     session = server.session
     with contextlib.ExitStack() as stack:
         for name in dict.fromkeys((model, against or model)):
@@ -340,7 +340,7 @@ def sweep(
     from workbench.session.sharding import executor_for
 
     _check_name(model)
-    target, loads, runs = SessionTarget(server), loads_of(concurrency, rate, options, load), _store_of(store)
+    target, loads, runs = SessionTarget(server), loads_of(concurrency, rate, options, load), store_of(store)
     grid = checked_grid(server, model, grid)
     where = executor_for(target, server, model, loads, executor, generators_on)
     settings = SweepOptions(
@@ -364,7 +364,12 @@ def _check_name(model: Any) -> None:
         raise InvalidRequest(f"a model is given by its name, got {model!r:.80}", hint="server.models() lists them")
 
 
-def _store_of(store: Any) -> RunStore | None:
+def store_of(store: Any) -> RunStore | None:
+    """The run store that a person names: by its directory, or None for none.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
     if store is not None and not isinstance(store, str | Path | RunStore):
         raise InvalidRequest(f"store must be a directory, got {store!r:.80}", hint='store="runs", None stores nothing')
     return RunStore(store) if isinstance(store, str | Path) else store

@@ -73,8 +73,8 @@ def _reading(client: TritonClient, other: TritonClient, model: str) -> float | N
     if before.keys() != after.keys() or any(after[key] < count for key, count in before.items()):
         return None  # it was loaded anew meanwhile
     times = sum(count for (_, kind), count in after.items() if kind == "success")
-    if not times and not any(between.values()):
-        return None
+    if not times:  # what failed has times, too, but those of another server are as small
+        return 0.0 if any(count for (_, kind), count in between.items() if kind == "success") else None
     if between.keys() != before.keys():
         return 0.0
     if any(not before[key] <= count <= after[key] for key, count in between.items()):

@@ -216,8 +216,9 @@ class CompareResult:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat row a model, by the figure that decides."""
-        return [each.row(self.metric) for each in self.models]
+        """One flat row a model, by the figure that decides; while it is being measured without a verdict."""
+        early = {"change": math.nan, "verdict": ""} if self.running else {}
+        return [each.row(self.metric) | early for each in self.models]
 
     def to_frame(self) -> pd.DataFrame:
         """One row a model."""

@@ -154,7 +154,8 @@ def compare(
                 _measure(target, side, load, options, stop, so_far.keep, _both(tell, on_block), skip=errors)
         except KeyboardInterrupt:  # the second one, or one that came elsewhere than to the main thread
             stop.set()
-            so_far.judge_answers()
+            if not so_far.drifts:
+                so_far.judge_answers()
         return so_far.ended()
 
 

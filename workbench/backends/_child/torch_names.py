@@ -41,7 +41,7 @@ def _walk(node: Mapping[str, Any], path: str) -> list[str]:
         return [path]
     if kind in _SEQUENCES:
         keys: Sequence[Any] = range(len(children))
-    elif kind == "builtins.dict":
+    elif kind in ("builtins.dict", "collections.OrderedDict"):
         keys = json.loads(node["context"])
     elif kind == "builtins.NoneType":
         return []
