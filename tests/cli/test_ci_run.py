@@ -61,7 +61,7 @@ def ci(root: Path, tests: str, *targets: str, makefile: str = TARGETS) -> tuple[
     (root / "tests" / "test_own.py").write_text(HEAD + own)
     (root / "tests" / "test_more.py").write_text(more or "def test_more():\n    pass\n")
     shutil.copy(ROOT / ".ci" / "tests.py", root / ".ci")
-    for name in ("conftest.py", "file_order.py", "file_order.txt", "skips.txt"):
+    for name in ("conftest.py", "file_order.py", "file_order.txt", "real_triton.py", "skips.txt"):
         shutil.copy(ROOT / "tests" / name, root / "tests")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "WORKBENCH_TEST"))}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed, and some take long to start

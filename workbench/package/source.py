@@ -26,6 +26,10 @@ from workbench.errors import InvalidRequest
 
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes)
 
+_WHOLE = ("numpy",)
+"""Packages that give their modules without a further import, which may fail in another release: ``numpy.char`` is a
+module of its own from numpy 2 on only."""
+
 
 @dataclass(slots=True)
 class Source:
@@ -143,7 +147,7 @@ class _Collector:
         self._import(f"import {full}" if full == name else f"import {full} as {name}", full)
         for each in ast.walk(node):  # scipy.special.expit needs scipy.special
             chain = _chain(each)
-            if chain is not None and chain[0] == name:
+            if chain is not None and chain[0] == name and full not in _WHOLE:
                 for end in range(2, len(chain)):
                     deeper = ".".join((full, *chain[1:end]))
                     if deeper in sys.modules:
