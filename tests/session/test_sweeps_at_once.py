@@ -6,16 +6,18 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import wait_until
+from onnx_models import add_model
 from real_triton import real_triton
 from served_echo import write_repository
 
 import workbench as wb
+from workbench.clock import monotonic_ns
 from workbench.errors import NotReady, WorkbenchError
 from workbench.records.holder import Holder
 from workbench.session.journal import JournalDesk
@@ -109,14 +111,28 @@ class Slow(TritonServer):
         return super().model_config(model)
 
 
+@pytest.fixture(scope="module")
+def unasked(module_state: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkbenchServer]:
+    """One as ``foreign_process`` is, which has answered nothing yet: not to be asked anything."""
+    root = tmp_path_factory.mktemp("unasked")
+    for model in ("double", "spare"):
+        add_model(root, model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("elsewhere")))
+        server = wb.serve(root)
+    with server:
+        yield server
+
+
 def test_who_looks_while_another_one_takes_the_model_waits_for_it(
-    foreign_process: WorkbenchServer, foreign: TritonServer, monkeypatch: pytest.MonkeyPatch
+    unasked: WorkbenchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both looked, and neither found a journal: two had the model."""
-    foreign.load("spare")
     monkeypatch.setattr("workbench.session.journal._LOOKING_S", 0.3)
     taken: list[str] = []
-    slow, desk = Slow(foreign_process.grpc_url), JournalDesk(foreign)
+    foreign = wb.connect(unasked.url)
+    assert isinstance(foreign, TritonServer)
+    slow, desk = Slow(unasked.grpc_url), JournalDesk(foreign)
     first = JournalDesk(slow)
     thread = threading.Thread(target=lambda: taken.append(first.lease("spare", HOLDER, 15.0)))
     thread.start()
@@ -129,6 +145,7 @@ def test_who_looks_while_another_one_takes_the_model_waits_for_it(
         thread.join(30)
         first.release_lease("spare", *taken)
         slow.close()
+        foreign.close()
     assert f"'spare' is being swept by {Holder.from_json(HOLDER)} at {slow.url}" in caught.value.message
     assert "it cannot be told whether that is this server" in caught.value.message, "it has answered nothing yet"
     assert caught.value.hint == "wait for it or stop it"
@@ -173,14 +190,11 @@ def test_a_model_that_has_only_failed_does_not_tell_servers_apart(
         first.release_lease("failing", lease)
 
 
-def test_one_that_cannot_be_told_apart_is_waited_for_until_it_ends(
-    foreign_process: WorkbenchServer, foreign: TritonServer
-) -> None:
-    foreign.load("spare")
-    desk = JournalDesk(foreign)
-    with wb.connect(foreign_process.grpc_url) as other:
+def test_one_that_cannot_be_told_apart_is_waited_for_until_it_ends(unasked: WorkbenchServer) -> None:
+    with wb.connect(unasked.url) as foreign, wb.connect(unasked.grpc_url) as other:
+        assert isinstance(foreign, TritonServer)
         assert isinstance(other, TritonServer)
-        first = JournalDesk(other)
+        desk, first = JournalDesk(foreign), JournalDesk(other)
         lease, taken = first.lease("spare", HOLDER, 15.0), []
         thread = threading.Thread(target=lambda: taken.append(desk.lease("spare", HOLDER, 15.0)))
         thread.start()
@@ -189,7 +203,28 @@ def test_one_that_cannot_be_told_apart_is_waited_for_until_it_ends(
         first.release_lease("spare", lease)
         wait_until(lambda: bool(taken), 20.0)
         thread.join(10)
-    desk.release_lease("spare", *taken)
+        desk.release_lease("spare", *taken)
+
+
+def test_a_model_that_has_counted_nothing_is_told_by_what_others_on_the_server_have(
+    foreign_process: WorkbenchServer, foreign: TritonServer, unasked: WorkbenchServer
+) -> None:
+    """Another server of the host was waited for, and refused in the end; the same server by its other port, too."""
+    foreign_process.infer("double", {"x": [[1.0, 2.0, 3.0, 4.0]]})
+    first = JournalDesk(foreign)
+    lease = first.lease("spare", HOLDER, 15.0)
+    try:
+        with wb.connect(unasked.url) as second, wb.connect(foreign_process.grpc_url) as by_grpc:
+            assert isinstance(second, TritonServer)
+            assert isinstance(by_grpc, TritonServer)
+            begun = monotonic_ns()
+            desk = JournalDesk(second)
+            desk.release_lease("spare", desk.lease("spare", HOLDER, 15.0))
+            with pytest.raises(NotReady, match=f"'spare' is being swept by .* at {foreign.url}: its configuration"):
+                JournalDesk(by_grpc).lease("spare", HOLDER, 15.0)
+            assert monotonic_ns() - begun < 10e9, "neither was waited for"
+    finally:
+        first.release_lease("spare", lease)
 
 
 def test_sweeps_of_two_servers_of_one_host_do_not_wait_for_each_other_for_good(

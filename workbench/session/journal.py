@@ -96,7 +96,7 @@ class Journals:
                 other = Holder.from_json(unsure[0]["holder"])
                 raise NotReady(
                     f"'{model}' is being swept by {other} at {unsure[0]['url']}, and it cannot be told whether that is "
-                    "this server: the model has answered nothing there yet",
+                    "this server: nothing has been answered there yet",
                     where=self._url,
                     hint="wait for it or stop it",
                 )
