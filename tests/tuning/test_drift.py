@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import cosine as scipy_cosine  # type: ignore[import-untyped]
 from scipy.stats import kendalltau  # type: ignore[import-untyped]
 
 from workbench.errors import InvalidRequest
@@ -89,7 +90,7 @@ def test_a_persons_own_metric_names_the_worst_example() -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        (ValueError("no such key"), "it raised ValueError: no such key"),
+        (RuntimeError("no scorer"), "it raised RuntimeError: no scorer"),
         (float("nan"), "it gave nan"),
         (None, "it gave a NoneType (None) where one number is wanted"),
         ("0.5", "it gave a str ('0.5') where one number is wanted"),
@@ -111,6 +112,24 @@ def test_a_persons_own_metric_that_fails_is_told_with_its_example_and_the_rest_i
     assert found.metric_error == f"your metric, on example 1 of 'other': {what}; 1 of 2 examples have no figure"
     assert (found.metric, found.worst, found.max_abs) == (0.25, 0, 9.0)
     assert f"! {found.metric_error}" in repr(found)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda a, b: np.abs(a - b).max(),  # TypeError
+        lambda a, b: a.max() - b.max(),  # AttributeError
+        lambda a, b: a[0] - b[0],  # KeyError
+        scipy_cosine,  # ValueError
+    ],
+)
+def test_a_persons_own_metric_that_expects_arrays_is_told_what_it_gets(metric: Any) -> None:
+    ours, theirs = [{"OUTPUT__0": np.ones(2)}], [{"y": np.ones(2)}]
+    found = drift("other", "reference", ours, theirs, metric=metric)
+    assert "your metric, on example 0 of 'other': it raised " in found.metric_error
+    assert found.metric_error.endswith(
+        " (it gets two dictionaries of arrays, the reference's and the other model's, by the reference's names: y)"
+    )
 
 
 def test_a_persons_own_metric_may_give_any_kind_of_number_and_changes_no_answer() -> None:

@@ -245,6 +245,11 @@ def _own_metric(
             value, problem = _as_number(given)
         except Exception as error:  # a person's own code
             problem = f"it raised {type(error).__name__}: {error}"
+            if isinstance(error, TypeError | AttributeError | LookupError | ValueError):  # of arrays, it may have meant
+                problem += (
+                    " (it gets two dictionaries of arrays, the reference's and the other model's, by the reference's "
+                    f"names: {', '.join(pairs)})"
+                )
         values.append(value)
         if problem:
             problems[place] = problem
