@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 1
 MEASURES := $(addprefix tests/profiling/test_,\
 	ab.py kernel_load.py measuring.py split_is_perf_analyzers.py stability.py streams.py)
-ALONE := tests/cli/test_demo.py tests/live/test_live_edit.py tests/faults/test_faults.py tests/notebooks \
+ALONE := tests/cli/test_compared.py tests/cli/test_demo.py tests/live/test_live_edit.py tests/faults/test_faults.py tests/notebooks \
 	tests/distributed/test_ray_sweeps.py tests/distributed/test_remote_generators.py $(MEASURES)
 # A process that dies is not replaced: pytest-xdist would wait for ever. What was not run is told (tests/conftest.py).
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(ALONE:%=--ignore=%)

@@ -5,7 +5,8 @@ load. They run on machines with two cores, which other jobs may share, beside th
 thousands may fail of what the machine did meanwhile. Such a test passes when it runs alone, and is printed as FLAKY
 with what it failed of: it is to be mended, but it says nothing about the change. What fails for a reason fails again.
 A process of pytest-xdist that dies (one of its tests has failed, then) leaves tests that were not run: these run with
-what failed. More than eight at once are no accident, and neither is anything but failed tests (a skip that is on no
+what failed. Tests of one file that failed of the same, word for word, are one failure: the server that they share did
+not start. More than eight at once are no accident, and neither is anything but failed tests (a skip that is on no
 list, a run that was broken off): that fails at once. `make test` itself runs nothing twice.
 """
 
@@ -38,10 +39,26 @@ def failures(target: str, reports: Path) -> tuple[dict[str, str], list[str]] | N
     if not all(map(_told_whole, runs)) or not failed:
         print(f"make {target} failed of something else than a test")
         return None
-    if len(failed) > MOST:
-        print(f"make {target}: {len(failed)} tests failed; more than {MOST} are not run again")
+    if len(alike(failed)) > MOST:
+        print(f"make {target}: {len(failed)} tests failed; more than {MOST} are not run again:")
+        for test, text in failed.items():
+            print(f"  {test}: {said_of(text)}")
         return None
     return failed, [test for run in runs for test in run["not_run"] if test not in failed]
+
+
+def alike(failed: dict[str, str]) -> list[list[str]]:
+    """The tests that failed, those of one file together that failed of the same."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for test, text in failed.items():
+        said = [line for line in text.splitlines() if line.startswith("E ")] or [test]
+        groups.setdefault((test.partition("::")[0], *said), []).append(test)
+    return list(groups.values())
+
+
+def said_of(text: str) -> str:
+    """The first line of what a test failed of."""
+    return next((line[1:].strip()[:200] for line in text.splitlines() if line.startswith("E ")), "")
 
 
 def _told_whole(run: dict[str, Any]) -> bool:
@@ -63,22 +80,22 @@ def run_again(target: str, tests: list[str]) -> bool:
 
 def main(targets: list[str]) -> int:
     """The exit code."""
-    failed: dict[tuple[str, str], str] = {}
+    failed: dict[str, dict[str, str]] = {}
     not_run: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for target in targets:
             found = failures(target, Path(scratch) / target)
             if found is None:
                 return 1
-            failed |= {(target, test): text for test, text in found[0].items()}
-            not_run[target] = found[1]
-    if len(failed) > MOST:
-        print(f"{len(failed)} tests failed; more than {MOST} are not run again")
+            failed[target], not_run[target] = found
+    groups = [(target, tests) for target, texts in failed.items() for tests in alike(texts)]
+    if len(groups) > MOST:
+        print(f"{sum(map(len, failed.values()))} tests failed; more than {MOST} are not run again")
         return 1
-    for target, test in failed:
-        print(f"failed once, runs again alone: {test}", flush=True)
-        if not run_again(target, [test]):
-            print(f"FAILED TWICE: {test}")
+    for target, tests in groups:
+        print("failed once, runs again alone: " + "\n  ".join(tests), flush=True)
+        if not run_again(target, tests):
+            print("FAILED TWICE: " + "\n  ".join(tests))
             return 1
     for target, tests in not_run.items():
         if tests:
@@ -86,10 +103,10 @@ def main(targets: list[str]) -> int:
             if not run_again(target, tests):
                 print(f"make {target}: of the tests that were not run, some failed")
                 return 1
-    if failed:
+    if groups:
         print("FLAKY: failed once, passed alone")
-    for (target, test), text in failed.items():
-        print(f"\n== make {target}: {test}\n{text[-SHOWN:]}")
+    for target, tests in groups:
+        print(f"\n== make {target}: " + "\n  ".join(tests) + f"\n{failed[target][tests[0]][-SHOWN:]}")
     return 0
 
 

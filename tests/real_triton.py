@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -16,12 +15,16 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from free_ports import free_ports
+
 _COMMON = ("numpy<2", "pandas<3")
 """What models of the tests import there: that release was built against numpy 1 (with numpy 2 it sends arrays of no
 bytes), for which there is no pandas 3."""
 
 _ALIKE = ("onnxruntime", "scikit-learn", "tokenizers")
 """And these in the versions here: answers are compared byte for byte."""
+
+_STARTS = 3
 
 _INSTALLED: set[str] = set()
 """The requirements that this process has seen installed."""
@@ -62,6 +65,7 @@ class Addresses:
     http: str
     metrics: str
     grpc: str = ""
+    pid: int = 0
 
 
 @contextlib.contextmanager
@@ -71,32 +75,51 @@ def real_triton(
     """Starts tritonserver over a repository on free ports; gives the addresses, ends it at the end.
 
     ``packages`` are requirements of the models' model.py, besides the usual ones (``install``). A path with a space
-    ends the processes of Triton's Python models.
+    ends the processes of Triton's Python models. One that ends before it is live is started anew, on other ports.
 
     Raises:
-        AssertionError: it ended, or is not live in time; with the end of its log.
+        AssertionError: it ended each time, or is not live in time; with the end of its log.
     """
-    http, metrics, grpc = _free_ports(3)
+    install(oracle, packages)
+    with contextlib.ExitStack() as stack:
+        for _ in range(_STARTS - 1):
+            with contextlib.suppress(_EndedEarly):
+                addresses = stack.enter_context(_running(oracle, repository, log, options))
+                break
+        else:
+            addresses = stack.enter_context(_running(oracle, repository, log, options))
+        yield addresses
+
+
+class _EndedEarly(AssertionError):
+    """It ended before it was live."""
+
+
+@contextlib.contextmanager
+def _running(oracle: Path, repository: Path, log: Path, options: Sequence[str]) -> Iterator[Addresses]:
+    http, metrics, grpc = free_ports(3)
     region = f"triton_python_{os.getpid()}_{http}_"
     command = [
         str(oracle / "real-tritonserver"), f"--model-repository={repository}", f"--http-port={http}",
-        f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false",
-        f"--backend-config=python,shm-region-prefix-name={region}", *options,
+        f"--metrics-port={metrics}", f"--grpc-port={grpc}", "--exit-on-error=false", "--http-address=127.0.0.1",
+        "--grpc-address=127.0.0.1", f"--backend-config=python,shm-region-prefix-name={region}", *options,
     ]  # fmt: skip
-    install(oracle, packages)
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
     try:
         for _ in range(1500):
-            assert process.poll() is None, log.read_text()[-3000:]
+            if process.poll() is not None:
+                raise _EndedEarly(log.read_text(errors="replace")[-3000:])
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{http}/v2/health/live", timeout=2):
                     break
             except OSError:
                 threading.Event().wait(0.1)
         else:
-            raise AssertionError(f"tritonserver is not live after 150 s:\n{log.read_text()[-3000:]}")
-        yield Addresses(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics", f"127.0.0.1:{grpc}")
+            raise AssertionError(f"tritonserver is not live after 150 s:\n{log.read_text(errors='replace')[-3000:]}")
+        yield Addresses(
+            f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics", f"127.0.0.1:{grpc}", process.pid
+        )
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             os.killpg(process.pid, signal.SIGKILL)
@@ -114,11 +137,3 @@ def _alike() -> Iterator[str]:
     for name in _ALIKE:
         with contextlib.suppress(PackageNotFoundError):
             yield f"{name}=={version(name)}"
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]

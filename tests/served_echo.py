@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from workbench.client import HttpClient
+from real_triton import real_triton
 
 CONFIG = """\
 name: "echo"
@@ -104,39 +101,6 @@ def workbench_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addre
 def triton_server(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """The real tritonserver on the same repository."""
     root = write_repository(tmp_path_factory.mktemp("triton_models"))
-    ports = [free_port() for _ in range(3)]
-    log = (tmp_path_factory.mktemp("triton_log") / "log").open("w+")
-    process = subprocess.Popen(
-        [
-            str(oracle / "real-tritonserver"), f"--model-repository={root}", f"--http-port={ports[0]}",
-            f"--grpc-port={ports[1]}", f"--metrics-port={ports[2]}", "--model-control-mode=explicit", "--load-model=*",
-            "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
-        ],
-        stdout=log,
-        stderr=log,
-    )  # fmt: skip
-    client = HttpClient(f"http://127.0.0.1:{ports[0]}")
-    try:
-        deadline = time.monotonic() + 170
-        while not client.is_ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                log.seek(0)
-                pytest.fail(f"the real tritonserver did not come up: {log.read()[-2000:]}")
-            time.sleep(0.2)
-        yield Addresses(client.url, f"grpc://127.0.0.1:{ports[1]}", pid=process.pid, root=root)
-    finally:
-        client.close()
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        log.close()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    log = tmp_path_factory.mktemp("triton_log") / "log"
+    with real_triton(oracle, root, log, ["--model-control-mode=explicit", "--load-model=*"]) as running:
+        yield Addresses(running.http, f"grpc://{running.grpc}", pid=running.pid, root=root)

@@ -34,7 +34,7 @@ def test_files_run_in_their_order_and_the_longest_is_named(tmp_path: Path) -> No
         path = tests / Path(name).parent / f"test_{name[-1]}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"import time\n\ndef test_it():\n    time.sleep({0.3 if name == 'b' else 0})\n")
-    for name in ("conftest.py", "file_order.py", "real_triton.py", "skips.txt"):
+    for name in ("conftest.py", "file_order.py", "free_ports.py", "real_triton.py", "skips.txt"):
         shutil.copy(ROOT / "tests" / name, tests)
     (tests / "file_order.txt").write_text(
         "# order\nfirst tests/more/test_d.py\nfirst tests/test_b.py\nlast tests/more\n"

@@ -14,10 +14,12 @@ import numpy as np
 import psutil
 from onnx import TensorProto, helper, numpy_helper
 
+from support.paired import undisturbed
 from workbench.clock import monotonic_ns, sleep
 
 # JupyterLab and Chromium are driven as the tests of the notebooks drive them.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "notebooks"))
+_TESTS = Path(__file__).resolve().parents[2] / "tests"
+sys.path[:0] = [str(_TESTS / "notebooks"), str(_TESTS)]
 
 _SUPPORT = Path(__file__).resolve().parent.parent
 _NAME = "panel.ipynb"
@@ -63,11 +65,10 @@ def panel_blocks(told: int, not_told: int, seconds: float) -> dict[str, dict[str
 
 
 def _paired(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    opened, closed = ([row for row in rows if row["opened"] == wanted] for wanted in (True, False))
-    found = {
-        name: [a[name] / b[name] for a, b in zip(opened, closed, strict=True)] for name in ("throughput", "p50_ms")
-    }
-    more = {name: [a[name] - b[name] for a, b in zip(opened, closed, strict=True)] for name in ("kernel", "browser")}
+    every = list(zip(*([row for row in rows if row["opened"] == wanted] for wanted in (True, False)), strict=True))
+    pairs = [every[kept] for kept in undisturbed([opened["stolen_s"] + closed["stolen_s"] for opened, closed in every])]
+    found = {name: [opened[name] / closed[name] for opened, closed in pairs] for name in ("throughput", "p50_ms")}
+    more = {name: [opened[name] - closed[name] for opened, closed in pairs] for name in ("kernel", "browser")}
     return found | more
 
 

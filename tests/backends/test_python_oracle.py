@@ -10,12 +10,8 @@ What differs, and why:
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,6 +24,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from python_host import HEADER, Host, Model, answer, body, context, request
+from real_triton import real_triton
 from test_python import DECOUPLED, FINAL, NESTED, PROBE, PROBES, SEND
 
 from workbench.errors import WorkbenchError
@@ -118,14 +115,6 @@ class Triton:
             return error.code, json.load(error)
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def triton(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     root = tmp_path_factory.mktemp("repository")
@@ -136,27 +125,10 @@ def triton(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
         text = CONFIG.replace("FP32", "STRING") if name == "probe" else CONFIG
         (version.parent / "config.pbtxt").write_text(text + config)
         (version / "model.py").write_text(HEADER + source)
-    ports = [free_port() for _ in range(3)]
-    command = [str(oracle / "real-tritonserver"), f"--model-repository={root}", "--exit-on-error=false"]
-    command += ["--strict-readiness=false"]
-    command += [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
-    with (root.parent / "triton.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    url = f"http://127.0.0.1:{ports[0]}"
-    try:
-        for _ in range(1200):
-            try:
-                urllib.request.urlopen(url + "/v2/health/live", timeout=2).close()
-                break
-            except OSError:
-                assert process.poll() is None, (root.parent / "triton.log").read_text()[-2000:]
-                time.sleep(0.1)
-        with urllib.request.urlopen(url + "/v2/repository/index", b"{}", timeout=10) as answer:
+    with real_triton(oracle, root, root.parent / "triton.log", ["--strict-readiness=false"]) as addresses:
+        with urllib.request.urlopen(addresses.http + "/v2/repository/index", b"{}", timeout=10) as answer:
             loaded = {row["name"]: row.get("reason", "") for row in json.load(answer)}
-        yield Triton(root, url, loaded)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        yield Triton(root, addresses.http, loaded)
 
 
 @pytest.fixture(scope="module")

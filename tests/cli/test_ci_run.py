@@ -61,7 +61,7 @@ def ci(root: Path, tests: str, *targets: str, makefile: str = TARGETS) -> tuple[
     (root / "tests" / "test_own.py").write_text(HEAD + own)
     (root / "tests" / "test_more.py").write_text(more or "def test_more():\n    pass\n")
     shutil.copy(ROOT / ".ci" / "tests.py", root / ".ci")
-    for name in ("conftest.py", "file_order.py", "file_order.txt", "real_triton.py", "skips.txt"):
+    for name in ("conftest.py", "file_order.py", "file_order.txt", "free_ports.py", "real_triton.py", "skips.txt"):
         shutil.copy(ROOT / "tests" / name, root / "tests")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "WORKBENCH_TEST"))}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed, and some take long to start
@@ -115,6 +115,23 @@ def test_what_is_no_accident_fails(tmp_path: Path, tests: str, text: str, runs: 
     assert text in said
     assert "FLAKY" not in said
     assert said.count("short test summary info") == runs, said
+
+
+@pytest.mark.full
+def test_many_that_fail_of_one_server_are_one_failure(tmp_path: Path) -> None:
+    shared = """
+@pytest.fixture(scope="module")
+def server():
+    assert not first("server"), "it did not start"
+
+@pytest.mark.parametrize("n", range(20))
+def test_asks(server, n):
+    pass
+"""
+    code, said = ci(tmp_path, shared, "test")
+    assert code == 0, said
+    assert "20 passed" in said, "together: one server more, not twenty"
+    assert said.partition("FLAKY")[2].count("it did not start\n") == 1
 
 
 @pytest.mark.full

@@ -6,27 +6,16 @@ import json
 import os
 import random
 import re
-import signal
-import socket
-import subprocess
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
+from real_triton import real_triton
 
 from workbench.config.syntax import Parser
 
 NEW_TEXT = 'Multiline strings are not allowed. Did you miss a "?.'
 OLD_TEXT = "String literals cannot cross line boundaries."
 ANSWERS = json.loads(Path(__file__).with_name("parser_answers.json").read_text())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def errors_in_log(log: str) -> dict[str, list[str]]:
@@ -54,30 +43,11 @@ def ask(oracle: Path, folder: Path, configs: dict[str, bytes]) -> dict[str, list
     for name, data in configs.items():
         (repository / name).mkdir(parents=True)
         (repository / name / "config.pbtxt").write_bytes(data)
-    port, log = free_port(), folder / "log"
-    command = [str(oracle / "real-tritonserver"), f"--model-repository={repository}", "--exit-on-error=false"]
-    command += [f"--http-port={port}", "--http-address=127.0.0.1", "--allow-grpc=false", "--allow-metrics=false"]
-    with log.open("wb") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not is_live(port):
-            assert server.poll() is None, log.read_text(errors="replace")[-2000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+    log = folder / "log"
+    with real_triton(oracle, repository, log):
+        pass
     found = errors_in_log(log.read_bytes().decode("utf-8", "replace"))
     return {name: found.get(name, []) for name in configs}
-
-
-def is_live(port: int) -> bool:
-    try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/live", timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.full

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pytest
+from free_ports import free_ports
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1", ""}
 VIEWPORT = {"width": 1280, "height": 720}
@@ -31,12 +31,6 @@ def chromium_path() -> str | None:
         if found:
             return found
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @dataclass
@@ -82,7 +76,7 @@ def running_lab(root: Path, home: Path) -> Iterator[Lab]:
     news = home / "jupyter_config_dir/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     news.parent.mkdir(parents=True)
     news.write_text(json.dumps({"fetchNews": "false"}))
-    port = free_port()
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}", "--ServerApp.ip=127.0.0.1",

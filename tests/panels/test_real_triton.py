@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from panel_helpers import wait_for, write_model
+from real_triton import real_triton
 
+from workbench.errors import WorkbenchError
 from workbench.session.opening import connect
 
 pytestmark = [pytest.mark.full, pytest.mark.oracle]
@@ -22,37 +21,18 @@ DELAY = "dynamic_batching.max_queue_delay_microseconds"
 @pytest.fixture
 def triton(oracle: Path, tmp_path: Path) -> Iterator[Any]:
     write_model(tmp_path / "repository", "double", sleep=0.001)
-    ports = []
-    for _ in range(3):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            ports.append(s.getsockname()[1])
-    command = [
-        str(oracle / "real-tritonserver"), f"--model-repository={tmp_path / 'repository'}",
-        "--model-control-mode=explicit", "--load-model=*", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
-        f"--http-port={ports[0]}", f"--grpc-port={ports[1]}", f"--metrics-port={ports[2]}", "--exit-timeout-secs=2",
-    ]  # fmt: skip
-    with (tmp_path / "triton.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
-    try:
-        server = wait_for(lambda: _connected(ports[0], process), 150)
+    options = ["--model-control-mode=explicit", "--load-model=*"]
+    with real_triton(oracle, tmp_path / "repository", tmp_path / "triton.log", options) as addresses:
+        server = wait_for(lambda: _connected(addresses.http), 150)
         yield server
         server.close()
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
-def _connected(port: int, process: subprocess.Popen[bytes]) -> Any:
-    assert process.poll() is None, "tritonserver ended"
+def _connected(url: str) -> Any:
     try:
-        server = connect(f"http://127.0.0.1:{port}")
+        server = connect(url)
         return server if any(row.ready for row in server.models()) else None
-    except Exception:
+    except WorkbenchError:
         return None
 
 

@@ -115,9 +115,10 @@ def test_the_real_triton(triton_server: Addresses, protocol: str) -> None:
 @pytest.mark.oracle
 @pytest.mark.timeout(240)
 def test_a_grpc_server_that_is_not_there() -> None:
-    from served_echo import free_port
+    from free_ports import free_ports
 
     from workbench.errors import ConnectionFailed
 
+    (port,) = free_ports(1)
     with pytest.raises(ConnectionFailed):
-        measure(ServerTarget(f"grpc://127.0.0.1:{free_port()}"), "echo", Load.closed(1))
+        measure(ServerTarget(f"grpc://127.0.0.1:{port}"), "echo", Load.closed(1))

@@ -9,20 +9,15 @@ shapes of terabytes and classes of strings (an error here, the end of the proces
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_triton import real_triton
 
 from workbench.protocol.http_codec import HEADER_LENGTH
 from workbench.server import RunningServer
@@ -39,12 +34,6 @@ class TritonPythonModel:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def triton(oracle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Triton with the same configurations over a Python model; gives its address."""
@@ -56,30 +45,10 @@ def triton(oracle: Path, repository: Path, tmp_path_factory: pytest.TempPathFact
         (target / "config.pbtxt").write_text(config.replace('"onnxruntime"', '"python"'))
         (target / "1").mkdir(exist_ok=True)
         (target / "1" / "model.py").write_text(MODEL)
-    port = free_port()
-    log = (models.parent / "triton.log").open("w")
-    process = subprocess.Popen(
-        [
-            str(oracle / "real-tritonserver"), f"--model-repository={models}", f"--http-port={port}",
-            "--allow-grpc=false", "--allow-metrics=false", "--model-control-mode=explicit", "--load-model=*",
-        ],
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        for _ in range(600):
-            assert process.poll() is None, (models.parent / "triton.log").read_text()[-3000:]
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2):
-                    break
-            except OSError:
-                threading.Event().wait(0.2)
-        yield f"127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        log.close()
+    with real_triton(
+        oracle, models, models.parent / "triton.log", ["--model-control-mode=explicit", "--load-model=*"]
+    ) as addresses:
+        yield addresses.http.removeprefix("http://")
 
 
 def entry(**fields: Any) -> dict[str, Any]:
