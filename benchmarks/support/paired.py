@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import psutil
 
 Figures = Mapping[str, float]
 
@@ -22,6 +24,23 @@ def ratios(measure: Callable[[bool], Figures], pairs: int) -> dict[str, list[flo
         for name, value in blocks[True].items():
             found.setdefault(name, []).append(value / blocks[False][name])
     return found
+
+
+def stolen_s() -> float:
+    """Seconds of processors that a hypervisor has given to other machines so far; 0 where it does not tell."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+
+
+def undisturbed(stolen: Sequence[float]) -> list[int]:
+    """The pairs to judge by: those that a hypervisor took least from, where it took from some; half of them or more.
+
+    What it takes, it takes from either side of a pair by chance: that is no property of what is compared.
+
+    Args:
+        stolen: seconds that it took during each pair.
+    """
+    limit = sorted(stolen)[len(stolen) // 2] if stolen else 0.0
+    return [pair for pair, seconds in enumerate(stolen) if seconds <= limit]
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:

@@ -15,6 +15,7 @@ import psutil
 from IPython.display import clear_output, display
 
 import workbench as wb
+from support.paired import stolen_s
 from workbench.clock import monotonic_ns, sleep
 from workbench.profiling import Load, Measurer
 from workbench.session.measuring import SessionTarget
@@ -71,7 +72,7 @@ class Blocks:
             sleep(0.05)
 
     def _block(self, measurer: Measurer) -> dict[str, Any]:
-        start, kernel, browser = monotonic_ns(), time.process_time(), self._browser_s()
+        start, kernel, browser, stolen = monotonic_ns(), time.process_time(), self._browser_s(), stolen_s()
         point = measurer.measure(self._load)
         seconds = (monotonic_ns() - start) / 1e9
         return {
@@ -81,6 +82,7 @@ class Blocks:
             "said": [*point.notes, *point.reasons],
             "kernel": (time.process_time() - kernel) / seconds,
             "browser": (self._browser_s() - browser) / seconds,
+            "stolen_s": stolen_s() - stolen,
         }
 
     def _browser_s(self) -> float:

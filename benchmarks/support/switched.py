@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from support.paired import interval
+from support.paired import interval, stolen_s, undisturbed
 from workbench.clock import monotonic_ns
 from workbench.engine import InferenceEngine
 
@@ -23,12 +23,16 @@ _TO_BEGIN_S, _BEGUN = 0.05, 500
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: whether it was on, its requests, and what they took: ns of the clock and of the loop's CPU time."""
+    """One block: whether it was on, its requests, and what they took: ns of the clock and of the loop's CPU time.
+
+    ``stolen_s`` is what a hypervisor took of the processors meanwhile.
+    """
 
     on: bool
     requests: int
     wall_ns: int
     cpu_ns: int
+    stolen_s: float
 
 
 class Alternation:
@@ -50,6 +54,7 @@ class Alternation:
         self._switch, self._count, self._block_s = switch, count, block_s
         self._order = [on for pair in range(pairs) for on in ((True, False) if pair % 2 else (False, True))]
         self._at = (0, 0, 0)
+        self._stolen_s = 0.0
         self.blocks: list[Block] = []
         self.over = threading.Event()
         self._loop.call_soon_threadsafe(self._begin)
@@ -63,13 +68,15 @@ class Alternation:
 
     def _next(self) -> None:
         self._switch(self._order[len(self.blocks)])
+        self._stolen_s = stolen_s()
         self._at = (self._count(), monotonic_ns(), time.thread_time_ns())
         self._loop.call_later(self._block_s, self._end)
 
     def _end(self) -> None:
         cpu, wall, count = time.thread_time_ns(), monotonic_ns(), self._count()
         on = self._order[len(self.blocks)]
-        self.blocks.append(Block(on, count - self._at[0], wall - self._at[1], cpu - self._at[2]))
+        stolen = stolen_s() - self._stolen_s
+        self.blocks.append(Block(on, count - self._at[0], wall - self._at[1], cpu - self._at[2], stolen))
         if len(self.blocks) < len(self._order):
             self._next()
         else:
@@ -88,11 +95,15 @@ class Alternation:
 
 
 class Switched:
-    """Pairs of neighbouring blocks: ``rate`` and ``cpu`` (a request) with it on divided by those with it off."""
+    """Pairs of neighbouring blocks: ``rate`` and ``cpu`` (a request) with it on divided by those with it off.
+
+    Only those that the hypervisor took least from are kept (``undisturbed``).
+    """
 
     def __init__(self, blocks: list[Block]) -> None:
-        self._off = [block for block in blocks if not block.on]
-        pairs = list(zip((block for block in blocks if block.on), self._off, strict=True))
+        every = list(zip(*([block for block in blocks if block.on is on] for on in (True, False)), strict=True))
+        pairs = [every[kept] for kept in undisturbed([on.stolen_s + off.stolen_s for on, off in every])]
+        self._off = [off for _, off in pairs]
         self.rate = [on.requests / on.wall_ns / (off.requests / off.wall_ns) for on, off in pairs]
         self.cpu = [on.cpu_ns / on.requests / (off.cpu_ns / off.requests) for on, off in pairs]
         self._cpu_us = [(on.cpu_ns / on.requests - off.cpu_ns / off.requests) / 1e3 for on, off in pairs]

@@ -198,6 +198,22 @@ def test_processors_that_others_took_are_told_and_judged(server_cpu: float, othe
     assert (strict[0] != []) is busy
 
 
+@pytest.mark.parametrize(
+    ("stolen", "said"),
+    [(1.1, "1.4 of 2 processors busy meanwhile, 1.1 of them outside this virtual machine (steal)"),
+     (0.04, "1.4 of 2 processors busy meanwhile"), (math.nan, "1.4 of 2 processors busy meanwhile")],
+)  # fmt: skip
+def test_what_a_hypervisor_took_is_told_apart(stolen: float, said: str) -> None:
+    """Nothing that runs here is to blame for it, and no program that is closed helps."""
+    samples = closed_loop(np.full(2000, 10.0))
+    found = evidence(
+        samples, Load.closed(4), server_cpu=0.4, generator_cpu=0.1, other_cpu=1.4, stolen_cpu=stolen
+    )  # fmt: skip
+    with ScriptedServer() as server:
+        reasons, _ = judge(ServerTarget(server.url), found, MeasureOptions())
+    assert reasons == [f"others kept {said}"]
+
+
 def test_littles_law_is_held_by_honest_books_and_broken_by_others() -> None:
     honest = closed_loop(np.random.default_rng(2).lognormal(2, 0.5, 2000))
     client = client_side(honest, Load.closed(4), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 
 import psutil
@@ -14,12 +15,14 @@ from workbench.clock import Clock, monotonic_ns
 class CpuReading:
     """CPU seconds used until now: by the whole machine, and by a process with its children (nan: not known).
 
-    What runs at a lowered priority is not counted for the machine: it gives way to a measurement.
+    What runs at a lowered priority is not counted for the machine: it gives way to a measurement. ``stolen_s`` of
+    ``machine_s`` a hypervisor gave to others while something here wanted to run ("steal"); 0 where it does not tell.
     """
 
     time_ns: int
     machine_s: float
     process_s: float
+    stolen_s: float = 0.0
 
 
 def read_cpu(pid: int | None, clock: Clock = monotonic_ns) -> CpuReading:
@@ -27,7 +30,7 @@ def read_cpu(pid: int | None, clock: Clock = monotonic_ns) -> CpuReading:
     times = psutil.cpu_times()
     busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
     busy -= getattr(times, "nice", 0.0)
-    return CpuReading(clock(), busy, _tree(pid))
+    return CpuReading(clock(), busy, _tree(pid), getattr(times, "steal", 0.0))
 
 
 def machine_cpus() -> int:
@@ -55,9 +58,13 @@ def _own(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def cpus_between(before: CpuReading, after: CpuReading) -> tuple[float, float]:
-    """How many CPUs the machine and the process kept busy on average; nan where not known."""
+def cpus_between(before: CpuReading, after: CpuReading) -> tuple[float, float, float]:
+    """How many CPUs were busy on average: the machine's, the process's, those stolen; nan where not known."""
     seconds = (after.time_ns - before.time_ns) / 1e9
     if seconds <= 0:
-        return float("nan"), float("nan")
-    return (after.machine_s - before.machine_s) / seconds, (after.process_s - before.process_s) / seconds
+        return (math.nan,) * 3
+    return (
+        (after.machine_s - before.machine_s) / seconds,
+        (after.process_s - before.process_s) / seconds,
+        (after.stolen_s - before.stolen_s) / seconds,
+    )

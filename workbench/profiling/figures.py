@@ -155,10 +155,15 @@ def cpu_fields(readings: Sequence[CpuReading], samples: Samples) -> dict[str, An
     """Who used the processors between two readings; nothing without both."""
     if len(readings) != 2:
         return {}
-    machine, server = cpus_between(*readings)
+    machine, server, stolen = cpus_between(*readings)
     generator = samples.cpu_s / samples.seconds if samples.seconds > 0 else math.nan
     known = generator + (0.0 if math.isnan(server) else server)
-    return {"generator_cpu": generator, "server_cpu": server, "other_cpu": max(0.0, machine - known)}
+    return {
+        "generator_cpu": generator,
+        "server_cpu": server,
+        "other_cpu": max(0.0, machine - known),
+        "stolen_cpu": stolen,
+    }
 
 
 def batch_reasons(records: RecordColumns | None, model: str, window: tuple[int, int]) -> dict[str, dict[int, int]]:

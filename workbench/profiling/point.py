@@ -72,6 +72,8 @@ class Point(Figures):
     """CPUs that the generator used."""
     server_cpu: float = math.nan
     other_cpu: float = math.nan
+    stolen_cpu: float = math.nan
+    """Of ``other_cpu``, what a hypervisor gave to other machines."""
     inputs: str = ""
     seed: int = 0
     classes: Mapping[str, ClassFigures] = field(default_factory=dict)

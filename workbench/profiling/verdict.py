@@ -21,6 +21,9 @@ from workbench.profiling.target import Target, stalls_between
 _DEFAULT_REQUESTS = Load.closed(1).min_requests
 """What a load is to have where nobody has said how many: then fewer are told of, and no more than that."""
 
+_TOLD_STOLEN = 0.1
+"""Processors: less of a hypervisor's part is not worth a word."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
@@ -151,7 +154,9 @@ def _others(evidence: Evidence, options: MeasureOptions, watching: str) -> tuple
         return None
     busy = cpu["server_cpu"] + cpu["generator_cpu"] + other
     blame = f" ({watching})" if watching else ""
-    text = f"others kept {other:.1f} of {cpus} processors busy meanwhile{blame}"
+    stolen = cpu.get("stolen_cpu", 0.0)
+    outside = f", {stolen:.1f} of them outside this virtual machine (steal)" if stolen >= _TOLD_STOLEN else ""
+    text = f"others kept {other:.1f} of {cpus} processors busy meanwhile{outside}{blame}"
     return other > options.other_cpu_limit * cpus and busy > 0.9 * cpus, text
 
 
