@@ -7,10 +7,11 @@ name says where it is more) from its own loop, two batches under way, so that ba
 same rows at once. Blocks of the two take turns in one process.
 
 Goal: at least 0.95 of the bare loop's throughput where a batch takes 5 ms or more. Elsewhere the rows tell what a
-request costs on top. Medians of pairs of blocks, which are short and many; the spread is the median's 95 % interval,
-``batch_ms`` how long a batch takes bare. A framework that is not installed is a row that says so. It takes nine minutes
-(``--quick``: two), and minutes more the first time, when the sample models are built (``--repository``, by default kept
-beside the downloads).
+request costs on top. Medians of pairs of blocks, which are short and many; where a hypervisor takes some of the
+processors, of the half of them that it took least from. The spread is the median's 95 % interval, ``batch_ms`` how long
+a batch takes bare. A framework that is not installed is a row that says so. It takes nine minutes (``--quick``: two),
+and minutes more the first time, when the sample models are built (``--repository``, by default kept beside the
+downloads).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 from support import bare_loops
 from support.batch_load import BatchLoad
-from support.paired import interval
+from support.paired import interval, stolen_s, undisturbed
 
 from workbench.clock import monotonic_ns
 from workbench.config import Edit, to_json
@@ -123,7 +124,7 @@ def measure(case: Case, repository: Path, size: Size) -> dict[str, Any]:
 
 
 def _pairs(case: Case, engine: InferenceEngine, folder: Path, size: Size) -> tuple[list[float], list[float]]:
-    """Seconds a request, bare and through the engine, block by block."""
+    """Seconds a request, bare and through the engine, block by block, of the pairs to judge by."""
     largest = case.batch * case.rows
     scheduling = "sequence_batching.oldest" if case.sequences else "dynamic_batching"
     # the delay holds the first batch back until it is full; later ones are full when the instance is free
@@ -138,14 +139,17 @@ def _pairs(case: Case, engine: InferenceEngine, folder: Path, size: Size) -> tup
     load = BatchLoad(engine, case.model, requests, sequences=case.sequences)
     calls = max(4, math.ceil(size.seconds / _time(call, 3)))
     load.rate(3)
-    bare, served = [], []
+    bare, served, stolen = [], [], []
     for pair in range(size.pairs):
+        before = stolen_s()
         for ours in (True, False) if pair % 2 else (False, True):
             if ours:
                 served.append(1 / load.rate(calls))
             else:
                 bare.append(_time(call, calls) / case.batch)
-    return bare, served
+        stolen.append(stolen_s() - before)
+    kept = undisturbed(stolen)
+    return [bare[pair] for pair in kept], [served[pair] for pair in kept]
 
 
 def _joined(requests: Sequence[Any], *, ragged: bool) -> dict[str, Any]:

@@ -18,8 +18,9 @@
   drawn itself, or goes. With the session told that something is measured, as ``server.profile`` does, and (fewer pairs)
   not told; and the CPU that kernel and browser take more.
 
-Medians of runs or pairs; the spread is their range, of pairs the 95 % interval of the median. A change is within its
-goal where its whole interval is, and is not decided where the interval reaches across the goal.
+Medians of runs or pairs; the spread is their range, of pairs the 95 % interval of the median. Where a hypervisor takes
+some of the processors, the half of the pairs that it took least from is judged. A change is within its goal where its
+whole interval is, and is not decided where the interval reaches across the goal.
 """
 
 from __future__ import annotations
