@@ -167,7 +167,7 @@ def test_a_model_is_replaced_only_when_that_is_said_and_a_build_can_be_stopped(r
     told: list[str] = []
     with pytest.raises(Cancelled, match="stopped"):
         build(overwrite=True, progress=lambda what, done, total: told.append(what) or False)
-    assert told == ["converting to fp16"]
+    assert told == ["running the source on the examples"]
     assert (repository / "scorer_onnx_fp16" / "1" / "model.onnx").is_file()
     with pytest.raises(InvalidRequest, match="is the source itself"):
         build(name="scorer", overwrite=True)
@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_the_model_that_was_there_and_nothing_else(repositor
     before = (built.directory / "1" / "build.json").read_bytes()
 
     def interrupted(what: str, done: int, total: int) -> None:
-        if what.startswith("running"):
+        if what == "running the result on the examples":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -236,12 +236,39 @@ def test_without_examples_it_is_said_where_they_may_come_from(repository: Path) 
     assert "--example-inputs FILE" in raised.value.hint
 
 
-def test_an_example_on_which_the_source_itself_fails_is_named(repository: Path) -> None:
-    wide = [{"x": np.ones((1, 2, 4), np.float32)}, {"x": np.ones((1, 2, 7), np.float32)}]
+WIDE = [{"x": np.ones((1, 2, 4), np.float32)}, {"x": np.ones((1, 2, 7), np.float32)}]
+
+
+@pytest.mark.parametrize(("to", "half"), [("onnx", True), ("openvino", False)])
+def test_an_example_on_which_the_source_itself_fails_is_named_before_anything_is_made(
+    repository: Path, to: Any, half: bool
+) -> None:
+    told: list[str] = []
     with pytest.raises(InvalidRequest, match="model 'scorer' itself fails on example 1: ") as raised:
-        wb.build("scorer", to="onnx", options=wb.BuildOptions(fp16=True), repository=repository, example_inputs=wide)
+        wb.build(
+            "scorer", to=to, options=wb.BuildOptions(fp16=half), repository=repository, example_inputs=WIDE,
+            progress=lambda what, done, total: told.append(what),
+        )  # fmt: skip
     assert raised.value.where == "x FP32 [1, 2, 7]"
     assert sorted(path.name for path in repository.iterdir()) == ["scorer"]
+    assert told == ["running the source on the examples"]
+
+
+def test_the_source_is_run_once_and_only_where_the_result_is_held_against_it(repository: Path) -> None:
+    def told_of(**given: Any) -> list[str]:
+        told: list[str] = []
+        wb.build(
+            "scorer", to="onnx", repository=repository, overwrite=True,
+            progress=lambda what, done, total: told.append(what), **given,
+        )  # fmt: skip
+        return told
+
+    half = wb.BuildOptions(fp16=True)
+    ran = ["running the source on the examples", "converting to fp16", "running the result on the examples"]
+    assert told_of(options=half) == ran
+    assert told_of(options=half, example_inputs=WIDE, verify=False) == ["converting to fp16"]
+    # nothing runs bf16 here
+    assert told_of(options=wb.BuildOptions(bf16=True), example_inputs=WIDE) == ["converting to bf16"]
 
 
 def test_of_another_form_it_is_said_to_build_from_what_that_was_made_of(repository: Path) -> None:

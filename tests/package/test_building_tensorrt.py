@@ -71,6 +71,19 @@ def test_an_engine_in_another_precision_is_verified_as_far_as_a_cpu_can(reposito
         assert 0 < built.drift[0].max_rel < 0.1
 
 
+def test_a_source_that_fails_on_its_examples_is_refused_before_the_engine_is_built(repository: Path) -> None:
+    told: list[str] = []
+    shapes = {"x": (1, 2, 4)}
+    options = wb.BuildOptions(fp16=True, profiles=(ShapeSet(shapes, shapes, shapes),))
+    with pytest.raises(InvalidRequest, match="model 'scorer' itself fails on example 0: "):
+        wb.build(
+            "scorer", to="tensorrt", repository=repository, options=options, name="refused",
+            example_inputs={"x": np.ones((1, 2, 7), np.float32)}, progress=lambda what, *how: told.append(what),
+        )  # fmt: skip
+    assert "running the source on the examples" in told
+    assert "Building engine" not in told
+
+
 def test_profiles_by_option_limit_the_batch(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = ["--minShapes=x:1x1x4", "--optShapes=x:1x8x4", "--maxShapes=x:1x64x4"]
     many = ["--profile", "1", "--minShapes=x:1x1x4", "--maxShapes=x:6x2x4"]

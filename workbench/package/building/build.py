@@ -80,7 +80,7 @@ def build(
         max_batch_size: of a file or module without a configuration; 0 for no batching, None tries it.
         options: precision, shapes and the builder's switches.
         overwrite: replace the model of this name.
-        verify: run source and result on the examples.
+        verify: run the source on the examples, before anything is made, and the result after.
         progress: called with what is being done, steps done and steps in all (0: not known); False stops the build.
 
     Raises:
@@ -107,10 +107,10 @@ def build(
         written = Path(folder) / directory.name
         (written / "1").mkdir(parents=True)
         (Path(folder) / "scratch").mkdir()
-        job = Job(source, options, Path(folder) / "scratch", written / "1", progress or _silent)
+        job = Job(source, options, Path(folder) / "scratch", written / "1", progress or _silent, verify)
         form = _made(job, to)
         _directory(written, source, to, directory.name, form)
-        drift = _verify(job, form, to) if verify else []
+        drift = _verify(job, form, to)
         notes = [*_of_random(source, options, verified=bool(drift)), *form.notes]
         if any(map(_is_large, drift)):
             notes.append(
@@ -202,17 +202,17 @@ def _is_large(each: OutputDrift) -> bool:
 
 
 def _verify(job: Job, form: Form, to: Target) -> list[OutputDrift]:
-    """Source and result on the same examples; nothing where the result cannot run here."""
-    if form.run is None:
+    """The result on the examples that its source has answered; nothing where it cannot run here."""
+    if form.run is None or not job.verify:
         return []
-    job.tell("running source and result on the examples")
-    requests = job.source.verify_requests()
-    expected = answered(job.source.run, requests, f"{job.source.title} itself fails", "give examples that it takes")
+    job.ask_source()  # where its maker has not
+    job.tell("running the result on the examples")
     hint = "verify=False (--no-verify) writes it unseen"
     if form.shapes_fixed:
         hint = "a trace has the shapes of one example built in: --to onnx, openvino or aoti, which keep them open, or "
         hint += "build from the torch module, which torch.jit.script may compile"
-    return measure(expected, answered(form.run, requests, f"{job.source.title} as {to} fails ({form.verified})", hint))
+    what = f"{job.source.title} as {to} fails ({form.verified})"
+    return measure(job.expected, answered(form.run, job.source.verify_requests(), what, hint))
 
 
 def _directory(written: Path, source: Source, to: Target, name: str, form: Form) -> None:

@@ -17,7 +17,7 @@ from workbench.package.building.config import FILES, Changes
 from workbench.package.building.options import BuildOptions
 from workbench.package.building.source import Source, torch_forms
 from workbench.package.onnx_model import run as run_onnx
-from workbench.package.tensors import Feed
+from workbench.package.tensors import Feed, answered
 
 Progress = Callable[[str, int, int], "bool | None"]
 """Told how far a build is: what it does, steps done, steps in all (0: not known). False stops it."""
@@ -46,13 +46,32 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One build: what of, how, a folder for what is between, and where the result's version 1 is."""
+    """One build: what of, how, a folder for what is between, and where the result's version 1 is.
+
+    ``verify``: the result is held against its source. ``expected`` are the source's answers to the examples for that,
+    once it has been asked.
+    """
 
     source: Source
     options: BuildOptions
     scratch: Path
     version: Path
     progress: Progress
+    verify: bool = True
+    expected: list[Feed] = field(default_factory=list)
+
+    def ask_source(self) -> None:
+        """Runs the source on the examples, once, where the result is held against it. A maker calls it after what it
+        refuses and before what takes long: a source that fails costs no build.
+
+        Raises:
+            InvalidRequest: it fails; with the example.
+            Cancelled: the caller wants it to stop.
+        """
+        if self.verify and not self.expected:
+            self.tell("running the source on the examples")
+            requests, what = self.source.verify_requests(), f"{self.source.title} itself fails"
+            self.expected.extend(answered(self.source.run, requests, what, "give examples that it takes"))
 
     def tell(self, what: str, done: int = 0, total: int = 0) -> None:
         """Says what is being done.
@@ -100,6 +119,8 @@ def to_onnx(job: Job) -> Form:
         raise InvalidRequest(
             f"{source.title} is ONNX already", hint="--fp16, --bf16 or --int8 make it one of another precision"
         )
+    if not options.bf16:  # which nothing runs
+        job.ask_source()
     graph = job.graph()
     shutil.copytree(graph.parent, job.version, dirs_exist_ok=True)
     target = job.version / graph.name
@@ -136,6 +157,7 @@ def to_openvino(job: Job) -> Form:
                 f"'{spec.name}' is {spec.datatype}, which Triton's OpenVINO backend does not take",
                 hint=f"it takes {', '.join(ELEMENTS.values())}: convert it in the model, or --to onnx",
             )
+    job.ask_source()
     graph = job.graph(convert_precision=options.int8)
     job.tell("converting to OpenVINO")
     target = job.version / FILES["openvino"]
@@ -172,6 +194,7 @@ def to_torchscript(job: Job) -> Form:
             "ONNX file by onnxruntime or openvino",
         )
     forms = torch_forms()
+    job.ask_source()
     job.tell("compiling to TorchScript")
     requests = source.verify_requests()
     how = forms.write_torchscript(source, requests, target)
@@ -196,6 +219,7 @@ def to_aoti(job: Job) -> Form:
             hint="build from the torch module: wb.build(module, to='aoti', example_inputs=...)",
         )
     forms = torch_forms()
+    job.ask_source()
     job.tell("compiling by AOTInductor (this may take a minute)")
     forms.write_aoti(source, source.verify_requests(), target)
     thing = source.thing

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.backends.base import TensorSpec
-from workbench.backends.tensorrt import engine_runner
+from workbench.backends.tensorrt import engine_runner, open_driver
 from workbench.backends.tensorrt_build import EngineWish, build_engine, describe_onnx
 from workbench.backends.tensorrt_engine import EngineDescription, Profile, ShapeRange, spelled
 from workbench.backends.tensorrt_library import find_library
@@ -37,6 +37,8 @@ def to_tensorrt(job: Job) -> Form:
         options.timing_cache_file, options.builder_optimization_level, options.version_compatible,
         options.hardware_compatibility_level,
     )  # fmt: skip
+    if _has_gpu() or (options.precision and not by_flag and not options.bf16):  # else nothing of it is run
+        job.ask_source()
     made = build_engine(library, graph, wish, lambda phase, done, total: job.progress(phase, done, total) is not False)
     target = job.version / FILES["tensorrt"]
     target.write_bytes(made.plan)
@@ -72,6 +74,15 @@ def to_tensorrt(job: Job) -> Form:
             "engine": made.description.to_json(),
         },
     )  # fmt: skip
+
+
+def _has_gpu() -> bool:
+    """Whether an engine can run here at all."""
+    try:
+        open_driver()
+    except WorkbenchError:
+        return False
+    return True
 
 
 def _onnx_name(source: Source) -> str:
