@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def test_what_could_not_be_stored_is_said_and_no_success(
         code = main(["profile", "magika", "--server", "cli-test", "--runs", runs, *json_or_not, *FAST])
         assert code == 1
         assert "nothing was stored: the run cannot be written" in capsys.readouterr().err
+
+
+def test_a_port_where_nobody_listens_is_said_with_what_to_check(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # it does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["profile", "magika", "-u", address, "--runs", runs, *FAST]) == 1
+    said = capsys.readouterr().err
+    assert f"nothing listens at http://{address}: connection refused" in said
+    assert "does the server run" in said
 
 
 def test_a_file_says_what_is_sent(

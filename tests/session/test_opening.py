@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -89,6 +90,27 @@ def test_who_started_a_server_may_ask_it_what_others_may_not(repository: Path, c
     for refused in (lambda: stranger.statistics("double"), lambda: stranger.unload("double")):
         with pytest.raises(WorkbenchError, match=r"what to do: .*token"):
             refused()
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_port_where_nobody_listens_is_said_to_be_one(scheme: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody else gets it; it does not listen
+        url = f"{scheme}://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConnectionFailed) as caught:
+            wb.connect(url)
+    assert caught.value.message == f"nothing listens at {url}: connection refused"
+    assert "does the server run" in caught.value.hint
+    assert "8000 for HTTP, 8001 for gRPC" in caught.value.hint
+
+
+def test_a_host_that_is_not_known_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*address: object, **how: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ConnectionFailed, match=r"http://gpu-box:8000 cannot be reached: .*service not known"):
+        wb.connect("http://gpu-box:8000")
 
 
 def test_a_server_whose_models_are_not_controlled_says_how_they_would_be(repository: Path, closing: Closing) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from workbench.client import ControlClient, HttpClient
 from workbench.client import connect as connect_client
@@ -18,6 +20,12 @@ from workbench.session.remote import TritonServer, WorkbenchServer
 from workbench.session.server import Server
 
 PathLike = str | Path
+
+_PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}
+"""Of addresses that name none, as the clients have them."""
+
+_KNOCK_S = 3.0
+"""How long a port may take to show whether anything listens there."""
 
 # What this kernel has opened, by the command line: the same call again gives the same server.
 _OPEN: dict[tuple[str, ...], WorkbenchServer] = {}
@@ -187,8 +195,30 @@ def connect(url: str, *, token: str | None = None) -> Server:
     client = connect_client(url)
     if not client.is_live():
         client.close()
-        raise ConnectionFailed(f"the server at {url} is not live", where=url, hint=_unheard(url))
+        raise _not_live(url)
     return TritonServer(client, url=url)
+
+
+def _not_live(url: str) -> ConnectionFailed:
+    """Why a server is not heard: whether anything listens at its port tells most."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    try:
+        socket.create_connection((host, port), timeout=_KNOCK_S).close()
+    except ConnectionRefusedError:
+        return ConnectionFailed(
+            f"nothing listens at {url}: connection refused",
+            where=f"{host}:{port}",
+            hint="does the server run, and are host and port right? Triton's ports are 8000 for HTTP, 8001 for gRPC, "
+            "and it opens them once its models are loaded; workbench ps shows the servers of the workbench here",
+        )
+    except OSError as error:
+        return ConnectionFailed(
+            f"{url} cannot be reached: {error}",
+            where=f"{host}:{port}",
+            hint="check the host, its port and the way to it",
+        )
+    return ConnectionFailed(f"the server at {url} is not live", where=url, hint=_unheard(url))
 
 
 def _unheard(url: str) -> str:
