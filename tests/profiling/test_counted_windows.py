@@ -114,6 +114,39 @@ def test_refusals_beside_slow_answers_do_not_end_a_counted_window() -> None:
     assert answers.look(answered=80, failed=100, now=100 * s)
 
 
+def test_a_window_of_which_nothing_is_answered_any_more_ends_without_its_answers() -> None:
+    """Neither answers nor many errors: over gRPC each client has one when its call has taken two minutes."""
+    answers = Fruitless(wanted=100, silence_s=120.0)
+    s = 1_000_000_000
+    assert not answers.look(answered=0, failed=0, now=119 * s)
+    assert not answers.look(answered=1, failed=0, now=120 * s), "the time counts from the last answer"
+    assert not answers.look(answered=1, failed=4, now=239 * s)
+    assert answers.look(answered=1, failed=4, now=241 * s)
+    assert answers.said == (
+        "the window was ended as nothing had been answered for 121 s: 100 answers were asked for "
+        "(max_duration_s=... waits for as long as it says)"
+    )
+    assert not Fruitless(wanted=0, silence_s=120.0).look(answered=0, failed=0, now=900 * s), "none are counted"
+
+
+@pytest.mark.parametrize("after", [0, 20])
+def test_at_a_server_that_does_not_answer_any_more_so_it_ends(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server takes requests and answers none, from the first on or later: not for ten minutes."""
+    monkeypatch.setattr("workbench.profiling.load._SILENCE_S", 1.0)
+    load = Load.closed(2, requests=1000, generators=2, drain_s=0.1, **BARELY)
+    with ScriptedServer(lambda n: 60.0 if n >= after else 0.004) as server:
+        begin = time.monotonic()
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS)
+    assert time.monotonic() - begin < 30
+    assert not point.valid
+    assert any("as nothing had been answered for 1 s: 1000 answers were asked for" in each for each in point.reasons)
+
+
+def test_who_says_how_long_a_window_may_last_has_it_wait_for_answers_for_as_long() -> None:
+    assert Load.closed(1, requests=5, max_duration_s=500).longest_silence_s > 500
+    assert Load.closed(1, requests=5).longest_silence_s == 120, "as long as a call by gRPC may take"
+
+
 def test_a_p99_of_a_hundred_requests_is_told_to_be_no_more_than_that() -> None:
     point = measured(Load.closed(2, requests=100, **BARELY))
     assert point.n == 100

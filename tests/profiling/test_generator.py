@@ -25,7 +25,7 @@ from workbench.profiling.http_load import http_messages
 from workbench.profiling.load import Load
 from workbench.profiling.plan import Plan
 from workbench.profiling.recorder import Recorder
-from workbench.profiling.runner import LoadRun
+from workbench.profiling.runner import LoadRun, MakeTransport
 from workbench.profiling.samples import Samples
 
 HEADERS = {"Content-Type": "application/json"}
@@ -236,9 +236,28 @@ class OneHalf:
         pass
 
 
-def half_answered(load: Load) -> Samples:
-    run = LoadRun(load, Plan.plain(1, streaming=False), [b""], arrivals(load), OneHalf, lambda event: None)
+class Mute(OneHalf):
+    """One that takes requests and answers none."""
+
+    unreachable = ""
+
+    def send(self, number: int, message: bytes, streaming: bool) -> None:
+        self.recorder.sent[number] = self.recorder.clock()
+
+
+def half_answered(load: Load, make: MakeTransport = OneHalf) -> Samples:
+    run = LoadRun(load, Plan.plain(1, streaming=False), [b""], arrivals(load), make, lambda event: None)
     return asyncio.run(run.run())
+
+
+def test_a_window_of_so_many_ends_where_nothing_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.profiling.load._SILENCE_S", 0.3)
+    samples = half_answered(Load.closed(2, requests=50, warmup_s=0, drain_s=0.1), Mute)
+    assert samples.seconds < 5.0, "and not ten minutes"
+    assert "nothing had been answered" in samples.extra["fruitless"]
+    waited = half_answered(Load.closed(2, requests=50, warmup_s=0, drain_s=0.1, max_duration_s=1.0), Mute)
+    assert waited.seconds >= 1.0
+    assert "fruitless" not in waited.extra
 
 
 def test_connections_that_are_refused_beside_one_that_answers_end_no_run() -> None:

@@ -213,6 +213,20 @@ def test_a_window_of_so_many_ends_where_nothing_is_answered_but_errors() -> None
     assert samples.seconds < 4.0, "and not 8 s, or ten minutes where nobody says how long at most"
 
 
+def test_a_window_of_so_many_ends_where_nothing_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mute:
+        def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+            return None
+
+    monkeypatch.setattr("workbench.profiling.load._SILENCE_S", 0.3)
+    samples = counted(Mute(), Load.closed(1, requests=50, warmup_s=0, drain_s=0.1))
+    assert samples.seconds < 5.0, "and not ten minutes"
+    assert "nothing had been answered" in samples.extra["fruitless"]
+    waited = counted(Mute(), Load.closed(1, requests=50, warmup_s=0, drain_s=0.1, max_duration_s=1.0))
+    assert waited.seconds >= 1.0
+    assert "fruitless" not in waited.extra
+
+
 def _only(errors: Mapping[str, int]) -> str:
     names: Sequence[str] = list(errors)
     assert len(names) == 1

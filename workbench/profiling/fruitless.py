@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from workbench.profiling.recorder import GONE_NS
 
 _LEAST = 10
@@ -13,20 +15,25 @@ class Fruitless:
 
     It ends when as many requests have failed as were to be answered: most of its requests have failed then, whatever
     else comes. And, however many are asked for, when nothing but errors has come for a while (``GONE_NS``, in which a
-    server that is started again at once comes back), and more of them than answers in all.
+    server that is started again at once comes back), and more of them than answers in all. And when nothing has been
+    answered for ``silence_s``, failed or not: requests may wait for ever.
 
     Args:
         wanted: how many answers the window is to have; 0: none are counted, and it never ends for this.
         answered: how many there were when it began.
         failed: how many had failed by then.
         now: when it began, ns.
+        silence_s: how long it goes on without an answer.
     """
 
-    def __init__(self, wanted: int = 0, answered: int = 0, failed: int = 0, now: int = 0) -> None:
+    def __init__(
+        self, wanted: int = 0, answered: int = 0, failed: int = 0, now: int = 0, silence_s: float = math.inf
+    ) -> None:
         self._wanted = wanted
         self._before = self._failed = failed
         self._answered_before = self._answered = answered
-        self._since = now
+        self._since = self._heard = now
+        self._silence_s = silence_s
         self.said = ""
         """Why it was to end, in words; empty while it may go on."""
 
@@ -40,6 +47,8 @@ class Fruitless:
         """
         if not self._wanted or self.said:
             return bool(self.said)
+        if answered != self._answered:
+            self._heard = now
         if answered != self._answered or failed == self._failed:
             # the time counts from the last answer before a failure: without any failure it may just be slow
             self._answered, self._failed, self._since = answered, failed, now
@@ -52,6 +61,11 @@ class Fruitless:
         ):
             lasted = (now - self._since) / 1e9
             self.said = f"the window was ended as nothing but errors had come for {lasted:.1f} s: {self._asked}"
+        elif (silent := (now - self._heard) / 1e9) > self._silence_s:
+            self.said = (
+                f"the window was ended as nothing had been answered for {silent:.0f} s: {self._asked} "
+                "(max_duration_s=... waits for as long as it says)"
+            )
         return bool(self.said)
 
     @property

@@ -277,7 +277,9 @@ class _Lead:
                 self._phase = "opening"
         elif phase == "opening" and now >= self._window[0]:
             self._phase = "window"
-            self._fruitless = Fruitless(load.requests, sum(self._answered), sum(self._failed), now)
+            self._fruitless = Fruitless(
+                load.requests, sum(self._answered), sum(self._failed), now, load.longest_silence_s
+            )
             self._on_event({"event": "window", "start": self._window[0]})
         elif phase == "window" and now >= max(self._window[0] + self._least_ns, self._look):
             self._look = now + _LOOK_NS

@@ -71,7 +71,9 @@ class KernelLoad:
         self._on_event({"event": "window", "start": begin})
         if load.requests:
             self._count_from = begin
-            self._fruitless = Fruitless(load.requests, recorder.answered, recorder.failed, begin)
+            self._fruitless = Fruitless(
+                load.requests, recorder.answered, recorder.failed, begin, load.longest_silence_s
+            )
             self._until(begin + int(load.longest_s * 1e9))
             begin, end = self._count_from, self._counted_at or clock()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -52,8 +53,9 @@ class Load:
     With ``requests`` the window ends with the answer that makes so many, however short or long that is, as
     perf_analyzer's count windows do; at the latest after ``max_duration_s`` (0: ten minutes, of an open loop three
     times what its rate takes). Several ``generators`` end it up to a tenth of a second later. A point with fewer is not
-    valid; the window ends without them when as many have failed, or when nothing but errors comes for three seconds
-    (perf_analyzer ends at the first error). 0 counts none.
+    valid; the window ends without them when as many have failed, when nothing but errors comes for three seconds
+    (perf_analyzer ends at the first error), or, unless ``max_duration_s`` is given, when nothing is answered for two
+    minutes. 0 counts none.
 
     ``batch_size`` is the number of rows of one request. An open loop holds at most ``max_in_flight`` requests; what
     would exceed that is counted as failed. ``streaming`` sends to the endpoint that
@@ -260,6 +262,11 @@ class Load:
         return max(self.duration_s, self.max_duration_s or (1 if self.trace else 2) * self.duration_s)
 
     @property
+    def longest_silence_s(self) -> float:
+        """How long a window of so many requests goes on without an answer."""
+        return math.inf if self.max_duration_s else _SILENCE_S
+
+    @property
     def block(self) -> Load:
         """The same with a window that is not prolonged, so that blocks which are compared are of one length."""
         return self if self.requests else replace(self, max_duration_s=self.duration_s)
@@ -312,6 +319,7 @@ _FIRST_OPTION = [item.name for item in fields(Load)].index("generators") + 1
 _DEFAULTS = asdict(Load())
 _COUNTING_S = 600.0
 _SOON_S = 10.0
+_SILENCE_S = 120.0  # as long as a call by gRPC may take (grpc_load): one that takes longer has failed there, too
 _OF_THE_WHOLE = (
     "duration_s", "warmup_s", "seed", "requests", "min_requests", "max_duration_s", "max_warmup_s", "drain_s",
     "max_in_flight", "generators", "shared_memory", "output_bytes",

@@ -260,9 +260,12 @@ class LoadRun:
             await self._until(min(longest, self._window[1] + _LOOK_NS))
 
     async def _count(self, longest: int) -> None:
-        """The window lasts until so many requests are answered, or until ``longest``, or until too many have failed
-        (``fruitless``)."""
-        self._fruitless = Fruitless(self.load.requests, self.recorder.answered, self.recorder.failed, self.clock())
+        """The window lasts until so many requests are answered, or until ``longest``, or until too many have failed or
+        nothing is answered any more (``fruitless``)."""
+        load, recorder = self.load, self.recorder
+        self._fruitless = Fruitless(
+            load.requests, recorder.answered, recorder.failed, self.clock(), load.longest_silence_s
+        )
         self._left = self.load.requests + (0 if self.load.has_open else 1)
         await self._until(longest, self._counted)
         self._left = 0
