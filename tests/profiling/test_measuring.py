@@ -110,6 +110,20 @@ def test_conservation_is_checked_against_the_server() -> None:
     assert any("others used the model" in reason for reason in point.reasons)
 
 
+def test_the_users_of_a_model_do_not_disturb_a_load_on_its_neighbour() -> None:
+    """What a model's configuration does to another one is measured while its own users go on."""
+    with ScriptedServer(lambda n: 0.002) as server:
+
+        def others(event: object) -> None:
+            if isinstance(event, dict) and event["event"] == "window":
+                server.success += 500
+
+        load = Load.closed(2, model="neighbour", **short())
+        point = measure(ServerTarget(server.url), "m", load, inputs=INPUTS, on_event=others)
+    assert point.n > 0
+    assert not any("used the model" in reason for reason in point.reasons)
+
+
 def test_a_reload_in_between_makes_the_point_invalid() -> None:
     with ScriptedServer(lambda n: 0.002) as server:
 

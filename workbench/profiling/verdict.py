@@ -222,8 +222,9 @@ def _conservation(evidence: Evidence) -> list[str]:
         reasons.append(f"requests were lost: {total} begun, {answered} answered, {failed} failed")
     if (window is not None and window.reset) or (whole is not None and whole.reset):
         reasons.append("the server's statistics were reset: the model was reloaded during the measurement")
-    answered = int((evidence.own or samples).ok.sum())
-    if reasons:
+    own = samples if evidence.own is None else evidence.own
+    answered = int(own.ok.sum())
+    if reasons or not len(own.status):  # of a load that is all for another model, this one serves the others
         return reasons
     if whole is not None and whole.success < answered:
         reasons.append(
