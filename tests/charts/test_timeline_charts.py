@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from record_helpers import MS, START, Book, busy_instance
 
 from workbench.charts.palette import REASON
-from workbench.charts.picture import to_svg
+from workbench.charts.picture import LEFT, RIGHT, WIDTH, to_svg
 from workbench.charts.style import has_unit
 from workbench.charts.timeline import draw_timeline, timeline_info, update_timeline
 from workbench.charts.waterfall import PHASE_COLOUR, draw_waterfall, update_waterfall
 from workbench.records.timeline import timeline_of
 from workbench.records.waterfall import waterfall_of
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_batches_are_bars_of_their_instances_in_the_colour_of_their_reason() -> None:
@@ -37,6 +40,24 @@ def test_batches_are_bars_of_their_instances_in_the_colour_of_their_reason() -> 
     assert picture.count("<rect") == 4
     assert ">m_0</text>" in picture
     assert f'height="{chart.height}"' in picture
+
+
+def test_a_picture_ends_where_its_window_does() -> None:
+    """Batches that began before it, or end after it, cover neither names nor what is beside."""
+    columns = busy_instance().columns()
+    timeline = draw_timeline(timeline_info(timeline_of(columns, START + 10 * MS), window_s=0.004))
+    picture = ElementTree.fromstring(to_svg(timeline))
+    seen = []
+    for frame in picture.iter(f"{SVG}svg"):
+        for bar in frame.findall(f"{SVG}rect"):
+            left, width = float(frame.get("x", 0)), float(frame.get("width", 0))
+            assert frame.get("overflow") == "hidden"
+            assert frame.get("viewBox") == f"{left:g} 0 {width:g} {frame.get('height')}"  # nothing moves
+            assert left >= LEFT - 4
+            assert left + width <= WIDTH - RIGHT + 4
+            seen.append(float(bar.get("x", 0)) < left)
+    assert any(seen), "one begins before the window"
+    assert len(seen) == len(list(picture.iter(f"{SVG}rect")))
 
 
 def test_of_very_many_the_newest_are_drawn_and_the_note_says_so() -> None:

@@ -20,6 +20,7 @@ from workbench.charts.style import FONT, Chart, models
 
 WIDTH = 560
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 10, 52
+_HALF_A_MARK = 3
 TEXT, LINE, GRID = "#52606d", "#9aa5b1", "#e4e7eb"
 DASHES = {"dotted": "2 3", "dashed": "6 4", "solid": "none"}
 
@@ -74,8 +75,8 @@ def _figure(fig: Any, width: int, offset: int, top: int) -> str:
     for at, text in x.groups:
         out.append(f'<text x="{at:.1f}" y="{height - bottom + 29}" text-anchor="middle" fill="{TEXT}" ')
         out.append(f'font-weight="600">{escape(text)}</text>')
-    for renderer in renderers:
-        out.append(_glyph(renderer, x, y))
+    glyphs = "".join(_glyph(renderer, x, y) for renderer in renderers)
+    out.append(_cut(glyphs, left, width - RIGHT, height) if _is_fixed(fig.x_range) else glyphs)
     for item in fig.center:
         if type(item).__name__ == "Span" and item.visible:
             at = y.to_pixel(item.location)
@@ -99,6 +100,13 @@ def _figure(fig: Any, width: int, offset: int, top: int) -> str:
         f"{escape(fig.yaxis[0].axis_label)}</text></g>"
     )
     return "".join(out)
+
+
+def _cut(glyphs: str, left: int, right: int, height: int) -> str:
+    """What lies beside a range that does not go by its data is not to be seen; half a mark on its edge is."""
+    start, wide = left - _HALF_A_MARK, right - left + 2 * _HALF_A_MARK
+    box = f'x="{start}" y="0" width="{wide}" height="{height}" viewBox="{start} 0 {wide} {height}"'
+    return f'<svg {box} overflow="hidden">{glyphs}</svg>'
 
 
 # ---------------------------------------------------------------- scales
@@ -133,10 +141,14 @@ def _y_scale(y_range: Any, renderers: Sequence[Any], start: float, end: float, l
 
 
 def _limits(model_range: Any, data: tuple[float, float]) -> tuple[float, float]:
-    fixed = type(model_range).__name__ == "Range1d"
+    fixed = _is_fixed(model_range)
     low = float(model_range.start) if fixed or _is_number(model_range.start) else data[0]
     high = float(model_range.end) if fixed else data[1] * 1.08
     return low, high if high > low else low + 1.0
+
+
+def _is_fixed(model_range: Any) -> bool:
+    return type(model_range).__name__ == "Range1d"
 
 
 def _is_number(value: Any) -> bool:
