@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+import workbench as wb
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -116,6 +119,41 @@ def test_cascade_and_stream_runs_and_tells_the_truth(workplace: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
+def test_search_system_runs_and_tells_the_truth(workplace: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("keeping models apart takes Linux and two cores")
+    before = hashes(workplace / "model_repository")
+    notebook = nbformat.read(NOTEBOOKS / "05_search_system.ipynb", as_version=4)
+    for what in (
+        "ranking.to_json(orient='records')", "asked.to_json(orient='records')", "pd.DataFrame(rows).to_json()",
+        "blocks.to_json()", "pd.DataFrame({name: each.row('') for name, each in both.classes.items()}).to_json()",
+    ):  # fmt: skip
+        notebook.cells.append(nbformat.v4.new_code_cell(f"print({what})"))
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(workplace / "notebooks")}}
+    ).execute()
+    assert hashes(workplace / "model_repository") == before
+    texts = [output_text(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    ranking, asked, rows, blocks, classes = map(json.loads, texts[-5:])
+    check_search(ranking, asked)
+    check_apart(rows, blocks, classes)
+    everything = "\n".join(texts[:-5])
+    # A verdict, or why there is none: which of them is up to what else the machine does.
+    assert re.search(r"^(p99: ([AB] faster by|too close to call|no verdict)|no verdict: )", everything, re.M)
+    assert "could not be restored" not in everything
+    assert everything.count("READY") == len(SEARCH_SYSTEM)
+    worked = re.search(r"^stopped: (\d+) embedded, \d+ left", everything, re.MULTILINE)
+    assert worked is not None
+    assert int(worked[1]) >= 128
+    assert "nothing to say" in everything  # lint, of the export
+    assert "--rate-limit=execution_count" in everything
+    assert len([cell for cell in notebook.cells if "<svg" in output_html(cell)]) == 5
+    check_exported_search(workplace / "runs/search/export/model_repository", ranking)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
 def test_compare_backends_runs_and_tells_the_truth(workplace: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("openvino", reason="openvino is not installed")
@@ -134,6 +172,54 @@ def test_compare_backends_runs_and_tells_the_truth(workplace: Path) -> None:
     assert len([cell for cell in notebook.cells if "<svg" in output_html(cell)]) == 1
     (exported,) = (workplace / "runs/frameworks/export/model_repository").iterdir()
     assert exported.name == chosen
+
+
+SEARCH_SYSTEM = [
+    "ctx_embedding", "qry_embedding_ts", "reranker", "reranker_ensemble", "reranker_postproc", "reranker_preproc",
+    "tokenizer",
+]  # fmt: skip
+
+
+def check_search(ranking: list[dict[str, Any]], asked: list[dict[str, Any]]) -> None:
+    """The document that answers is first, where the embeddings alone had another one; one query is these requests."""
+    assert ranking[0]["document"] == "Refunds arrive in your bank account after three to five days."
+    assert ranking[0]["place before"] > 1
+    assert sorted(each["place before"] for each in ranking) == list(range(1, 11))
+    scores = [each["score"] for each in ranking]
+    assert scores == sorted(scores, reverse=True)
+    assert 0 < scores[-1] < scores[0] < 1
+    assert sorted(each["model"] for each in asked) == [name for name in SEARCH_SYSTEM if name != "ctx_embedding"]
+    assert {each["status"] for each in asked} == {"ok"}
+    assert {each["model"] for each in asked if each["priority"] == 1} == {"qry_embedding_ts"}
+
+
+def check_apart(rows: dict[str, Any], blocks: dict[str, Any], classes: dict[str, Any]) -> None:
+    """No query is lost, however the documents are served, and what goes first waits less."""
+    assert list(rows["way"].values()) == [
+        "queries alone", "beside the worker, shared", "beside the worker, apart",
+    ]  # fmt: skip
+    assert rows["texts_per_s"]["0"] == 0
+    assert set(blocks["side"].values()) == {"A", "B"}
+    for each in (rows, blocks):
+        assert set(each["failed"].values()) == {0}
+        assert min(each["n"].values()) > 0
+        assert all(0 < p50 <= p99 for p50, p99 in zip(each["p50_ms"].values(), each["p99_ms"].values(), strict=True))
+    typed, suggestions = classes["typed"], classes["suggestions"]
+    assert typed["_failed"] == suggestions["_failed"] == 0
+    assert typed["_p50_ms"] < suggestions["_p50_ms"]
+
+
+def check_exported_search(repository: Path, ranking: list[dict[str, Any]]) -> None:
+    """All seven, with what keeps them apart; a server of them gives the same order."""
+    assert sorted(path.name for path in repository.iterdir()) == SEARCH_SYSTEM
+    config = (repository / "ctx_embedding" / "config.pbtxt").read_text()
+    assert 'host_policy: "bulk"' in config
+    assert "intra_op_thread_count" in config
+    documents = [each["document"] for each in ranking]
+    with wb.serve(repository, options={"rate_limit": "execution_count"}) as server:
+        assert all(row.ready for row in server.models())
+        answer = server.infer("reranker_ensemble", {"QUERY": ["How do I get my money back?"], "DOCUMENTS": documents})
+    assert list(answer["order"]) == list(range(len(documents)))
 
 
 def check_forms(
