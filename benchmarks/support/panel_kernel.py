@@ -42,6 +42,7 @@ class Blocks:
             for pair in range(pairs):
                 for opened in (True, False) if pair % 2 else (False, True):
                     panel = self._open() if opened else None
+                    sleep(_SETTLED_S)  # after one that went, too: its page is drawn anew
                     with session.measuring_window() if told else contextlib.nullcontext():
                         row = self._block(measurer)
                     row |= {"told": told, "opened": opened, "watchers": session.watchers}
@@ -57,11 +58,10 @@ class Blocks:
         self._server.close()
 
     def _open(self) -> Any:
-        """A panel that is in the page, and has been drawn."""
+        """A panel that is in the page."""
         panel = self._server.panel("live", model=MODEL)
         display(panel)  # type: ignore[no-untyped-call]
         self._until(1)
-        sleep(_SETTLED_S)
         return panel
 
     def _until(self, watchers: int) -> None:
