@@ -5,8 +5,8 @@ load. They run on machines with two cores, which other jobs may share, beside th
 thousands may fail of what the machine did meanwhile. Such a test passes when it runs alone, and is printed as FLAKY
 with what it failed of: it is to be mended, but it says nothing about the change. What fails for a reason fails again.
 A process of pytest-xdist that dies (one of its tests has failed, then) leaves tests that were not run: these run with
-what failed. Tests of one file that failed of the same, word for word, are one failure: the server that they share did
-not start. More than eight at once are no accident, and neither is anything but failed tests (a skip that is on no
+what failed. Tests of one file whose setup failed of the same, word for word, are one failure: the server that they
+share did not start. More than eight at once are no accident, and neither is anything but failed tests (a skip that is on no
 list, a run that was broken off): that fails at once. `make test` itself runs nothing twice.
 """
 
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST = 8
 SELECTS = {"test-full": ["-m", "full"]}
@@ -27,11 +27,19 @@ SHOWN = 4000
 """Characters of the end of a failure's text."""
 
 
-def failures(target: str, reports: Path) -> tuple[dict[str, str], list[str]] | None:
-    """The tests that failed with their texts, and those not run; None where something else failed than a few tests."""
+class Found(NamedTuple):
+    """What a target found: tests that failed, with their texts and in groups (``alike``), and tests not run."""
+
+    failed: dict[str, str]
+    groups: list[list[str]]
+    not_run: list[str]
+
+
+def failures(target: str, reports: Path) -> Found | None:
+    """What did not pass; None where something else failed than a few tests."""
     reports.mkdir()
     if subprocess.run(["make", target], env={**os.environ, "WORKBENCH_TEST_REPORTS": str(reports)}).returncode == 0:
-        return {}, []
+        return Found({}, [], [])
     runs = [json.loads(path.read_text()) for path in reports.iterdir()]  # a target may run pytest more than once
     failed: dict[str, str] = {}
     for run in runs:
@@ -39,20 +47,22 @@ def failures(target: str, reports: Path) -> tuple[dict[str, str], list[str]] | N
     if not all(map(_told_whole, runs)) or not failed:
         print(f"make {target} failed of something else than a test")
         return None
-    if len(alike(failed)) > MOST:
+    groups = alike(failed, {test for run in runs for test in run["in_setup"]})
+    if len(groups) > MOST:
         print(f"make {target}: {len(failed)} tests failed; more than {MOST} are not run again:")
         for test, text in failed.items():
             print(f"  {test}: {said_of(text)}")
         return None
-    return failed, [test for run in runs for test in run["not_run"] if test not in failed]
+    return Found(failed, groups, [test for run in runs for test in run["not_run"] if test not in failed])
 
 
-def alike(failed: dict[str, str]) -> list[list[str]]:
-    """The tests that failed, those of one file together that failed of the same."""
+def alike(failed: dict[str, str], in_setup: set[str]) -> list[list[str]]:
+    """The tests that failed, those of one file together whose setup failed of the same."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for test, text in failed.items():
-        said = [line for line in text.splitlines() if line.startswith("E ")] or [test]
-        groups.setdefault((test.partition("::")[0], *said), []).append(test)
+        said = [line for line in text.splitlines() if line.startswith("E ")]
+        key = (test.partition("::")[0], *said) if said and test in in_setup else (test,)
+        groups.setdefault(key, []).append(test)
     return list(groups.values())
 
 
@@ -80,33 +90,32 @@ def run_again(target: str, tests: list[str]) -> bool:
 
 def main(targets: list[str]) -> int:
     """The exit code."""
-    failed: dict[str, dict[str, str]] = {}
-    not_run: dict[str, list[str]] = {}
+    every: dict[str, Found] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for target in targets:
             found = failures(target, Path(scratch) / target)
             if found is None:
                 return 1
-            failed[target], not_run[target] = found
-    groups = [(target, tests) for target, texts in failed.items() for tests in alike(texts)]
+            every[target] = found
+    groups = [(target, tests) for target, found in every.items() for tests in found.groups]
     if len(groups) > MOST:
-        print(f"{sum(map(len, failed.values()))} tests failed; more than {MOST} are not run again")
+        print(f"{sum(len(found.failed) for found in every.values())} tests failed; more than {MOST} are not run again")
         return 1
     for target, tests in groups:
         print("failed once, runs again alone: " + "\n  ".join(tests), flush=True)
         if not run_again(target, tests):
             print("FAILED TWICE: " + "\n  ".join(tests))
             return 1
-    for target, tests in not_run.items():
-        if tests:
-            print(f"make {target}: {len(tests)} tests were not run, and run now", flush=True)
-            if not run_again(target, tests):
+    for target, found in every.items():
+        if found.not_run:
+            print(f"make {target}: {len(found.not_run)} tests were not run, and run now", flush=True)
+            if not run_again(target, found.not_run):
                 print(f"make {target}: of the tests that were not run, some failed")
                 return 1
     if groups:
         print("FLAKY: failed once, passed alone")
     for target, tests in groups:
-        print(f"\n== make {target}: " + "\n  ".join(tests) + f"\n{failed[target][tests[0]][-SHOWN:]}")
+        print(f"\n== make {target}: " + "\n  ".join(tests) + f"\n{every[target].failed[tests[0]][-SHOWN:]}")
     return 0
 
 

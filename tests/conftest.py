@@ -152,12 +152,17 @@ def _not_run(reporter: pytest.TerminalReporter) -> list[str]:
 
 
 def _tell(
-    exit_status: int | None, failed: dict[str, str], unlisted_skips: Sequence[str] = (), not_run: Sequence[str] = ()
+    exit_status: int | None,
+    failed: dict[str, str],
+    in_setup: Sequence[str] = (),
+    unlisted_skips: Sequence[str] = (),
+    not_run: Sequence[str] = (),
 ) -> None:
     """Writes what a run found to a file of its own in the folder that WORKBENCH_TEST_REPORTS names, if any."""
     if folder := os.environ.get("WORKBENCH_TEST_REPORTS"):
         found = {
-            "exit_status": exit_status, "failed": failed, "unlisted_skips": unlisted_skips, "not_run": not_run
+            "exit_status": exit_status, "failed": failed, "in_setup": in_setup, "unlisted_skips": unlisted_skips,
+            "not_run": not_run,
         }  # fmt: skip
         (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(found))
 
@@ -178,6 +183,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.exitstatus == 0 and unlisted:
         session.exitstatus = 1
     failed: dict[str, str] = {}
-    for report in [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]:
+    reports = [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
+    for report in reports:
         failed.setdefault(report.nodeid, report.longreprtext)
-    _tell(int(session.exitstatus), failed, unlisted, _not_run(reporter))
+    in_setup = [report.nodeid for report in reports if report.when == "setup"]
+    _tell(int(session.exitstatus), failed, in_setup, unlisted, _not_run(reporter))

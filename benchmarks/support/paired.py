@@ -10,6 +10,9 @@ import psutil
 
 Figures = Mapping[str, float]
 
+_FEWEST = 6
+"""The range of fewer values holds their true median with less than 95 % confidence."""
+
 
 def ratios(measure: Callable[[bool], Figures], pairs: int) -> dict[str, list[float]]:
     """Each figure of a block with it, divided by that of its neighbour without it.
@@ -53,15 +56,17 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 def changed_row(name: str, values: list[float], *, goal_percent: float | None = None) -> dict[str, Any]:
     """A row with the change in percent, its interval as the spread.
 
-    The goal is met where the whole interval lies within it, missed where the whole interval lies outside; between the
-    two it is not decided, and ``met`` is None: more pairs, or a quieter machine, would tell.
+    The goal is met where the whole interval lies within it, missed where the whole interval lies outside. Between the
+    two, or of fewer than six pairs, it is not decided, and ``met`` is None: more pairs, or a quieter machine, would
+    tell.
     """
     value, low, high = (100 * (each - 1) for each in interval(values))
     met = None
-    if goal_percent is not None and -goal_percent < low and high < goal_percent:
-        met = True
-    elif goal_percent is not None and (low >= goal_percent or high <= -goal_percent):
-        met = False
+    if goal_percent is not None and len(values) >= _FEWEST:
+        if -goal_percent < low and high < goal_percent:
+            met = True
+        elif low >= goal_percent or high <= -goal_percent:
+            met = False
     return {
         "name": name,
         "value": round(value, 2),

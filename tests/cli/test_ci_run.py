@@ -96,6 +96,11 @@ def test_what_fails_once_passes_and_is_named_with_what_it_failed_of(tmp_path: Pa
             "make test: 9 tests failed; more than 8 are not run again",
             1,
         ),
+        (  # a server that dies amid a file is no accident, though all of its later tests say the same of it
+            "@pytest.mark.parametrize('n', range(9))\ndef test_many(n):\n    assert 0, 'the connection was lost'\n",
+            "make test: 9 tests failed; more than 8 are not run again",
+            1,
+        ),
         (
             FLAKY + "def test_skipped():\n    pytest.skip('not today')\n",
             "make test failed of something else than a test",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import wait_until
 from onnx_models import add_model
 
 import workbench as wb
@@ -68,15 +68,18 @@ def doomed(cluster: Any) -> Iterator[Any]:
     yield node
     if node not in cluster.worker_nodes:
         add_node(cluster, resources={"device": 1})
-        wait_until(lambda: node.node_id not in _alive(cluster), timeout_s=120)
+        _wait_until_dead(node.node_id, cluster)
 
 
-def _alive(cluster: Any) -> list[str]:
-    """The nodes that Ray takes to be alive, asked over a connection of its own where there is none."""
+def _wait_until_dead(node: str, cluster: Any) -> None:
+    """Until Ray does not take a node to be alive any more; over a connection of its own where there is none."""
     import ray
 
     with contextlib.nullcontext() if ray.is_initialized() else ray.init(cluster.address, log_to_driver=False):
-        return [each["NodeID"] for each in ray.nodes() if each["Alive"]]  # type: ignore[no-untyped-call]
+        deadline = time.monotonic() + 120
+        while any(each["NodeID"] == node and each["Alive"] for each in ray.nodes()):  # type: ignore[no-untyped-call]
+            assert time.monotonic() < deadline, "Ray still takes the node to be alive"
+            time.sleep(0.2)
 
 
 def add_node(cluster: Any, **options: Any) -> Any:

@@ -11,6 +11,8 @@ from scripted_target import INPUTS, ScriptedServer
 
 from workbench.profiling import Load, MeasureOptions, Measurer, ServerTarget, measure
 from workbench.profiling.client_side import client_side
+from workbench.profiling.cpu import CpuReading
+from workbench.profiling.figures import cpu_fields
 from workbench.profiling.samples import OK, Samples
 from workbench.profiling.verdict import Evidence, judge
 
@@ -212,6 +214,17 @@ def test_what_a_hypervisor_took_is_told_apart(stolen: float, said: str) -> None:
     with ScriptedServer() as server:
         reasons, _ = judge(ServerTarget(server.url), found, MeasureOptions())
     assert reasons == [f"others kept {said}"]
+
+
+def test_what_a_hypervisor_took_is_no_more_than_what_others_took() -> None:
+    """Of a guest whose processes are charged for what is stolen from them."""
+    samples = closed_loop(np.full(100, 10.0))
+    readings = [CpuReading(0, 0.0, 0.0, 0.0), CpuReading(10**9, 1.9, 1.2, 1.0)]
+    found = cpu_fields(readings, samples)
+    assert found["stolen_cpu"] == pytest.approx(found["other_cpu"])
+    assert 0 < found["other_cpu"] <= 0.7
+    half = cpu_fields([readings[0], CpuReading(10**9, 1.9, 1.2, 0.3)], samples)
+    assert half["stolen_cpu"] == pytest.approx(0.3)
 
 
 def test_littles_law_is_held_by_honest_books_and_broken_by_others() -> None:

@@ -158,12 +158,9 @@ def cpu_fields(readings: Sequence[CpuReading], samples: Samples) -> dict[str, An
     machine, server, stolen = cpus_between(*readings)
     generator = samples.cpu_s / samples.seconds if samples.seconds > 0 else math.nan
     known = generator + (0.0 if math.isnan(server) else server)
-    return {
-        "generator_cpu": generator,
-        "server_cpu": server,
-        "other_cpu": max(0.0, machine - known),
-        "stolen_cpu": stolen,
-    }
+    other = max(0.0, machine - known)
+    # Where a guest's processes are charged for what is stolen from them, a part of it is in theirs.
+    return {"generator_cpu": generator, "server_cpu": server, "other_cpu": other, "stolen_cpu": min(stolen, other)}
 
 
 def batch_reasons(records: RecordColumns | None, model: str, window: tuple[int, int]) -> dict[str, dict[int, int]]:
