@@ -6,8 +6,8 @@ thousands may fail of what the machine did meanwhile. Such a test passes when it
 with what it failed of: it is to be mended, but it says nothing about the change. What fails for a reason fails again.
 A process of pytest-xdist that dies (one of its tests has failed, then) leaves tests that were not run: these run with
 what failed. Tests of one file whose setup failed of the same, word for word, are one failure: the server that they
-share did not start. More than eight at once are no accident, and neither is anything but failed tests (a skip that is on no
-list, a run that was broken off): that fails at once. `make test` itself runs nothing twice.
+share did not start. More than eight at once are no accident, and neither is anything but failed tests (a skip that is
+on no list, a run that was broken off): that fails at once. `make test` itself runs nothing twice.
 """
 
 from __future__ import annotations
