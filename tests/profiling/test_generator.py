@@ -246,7 +246,7 @@ class Mute(OneHalf):
 
 
 def half_answered(load: Load, make: MakeTransport = OneHalf) -> Samples:
-    run = LoadRun(load, Plan.plain(1, streaming=False), [b""], arrivals(load), make, lambda event: None)
+    run = LoadRun(load, Plan.plain(1, streaming=load.streaming), [b""], arrivals(load), make, lambda event: None)
     return asyncio.run(run.run())
 
 
@@ -258,6 +258,35 @@ def test_a_window_of_so_many_ends_where_nothing_is_answered(monkeypatch: pytest.
     waited = half_answered(Load.closed(2, requests=50, warmup_s=0, drain_s=0.1, max_duration_s=1.0), Mute)
     assert waited.seconds >= 1.0
     assert "fruitless" not in waited.extra
+
+
+class Tokens(Mute):
+    """One that answers requests at once, but streams with a response every tenth of a second for two seconds."""
+
+    def send(self, number: int, message: bytes, streaming: bool) -> None:
+        super().send(number, message, streaming)
+        call_later = asyncio.get_running_loop().call_later
+        for turn in range(1, 20 if streaming else 1):
+            call_later(turn / 10, lambda: self.recorder.respond(number, self.recorder.clock()))
+        call_later(2.0 if streaming else 0.01, self.on_done, number, None)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        Load.open(1, "constant", requests=3, warmup_s=0),
+        Load.closed(1, requests=1, warmup_s=0, streaming=True),
+    ],
+    ids=["sparse arrivals", "long streams"],
+)
+def test_a_window_of_so_many_goes_on_while_nothing_is_due_or_streams_go_on(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.profiling.load._SILENCE_S", 0.5 if load.has_open else 0.8)
+    samples = half_answered(load, Tokens)
+    assert "fruitless" not in samples.extra
+    begin, end = samples.window
+    assert (samples.ok & (samples.done >= begin) & (samples.done < end)).sum() == load.requests
 
 
 def test_connections_that_are_refused_beside_one_that_answers_end_no_run() -> None:

@@ -176,7 +176,7 @@ class InPairs:
 
 
 def counted(target: Any, load: Load, clock: Callable[[], int] = time.monotonic_ns) -> Samples:
-    prepared = Prepared((InferenceRequest("m", []),), 1, "given", plan=Plan.plain(1))
+    prepared = Prepared((InferenceRequest("m", []),), 1, "given", plan=Plan.plain(1, streaming=load.streaming))
     return KernelLoad(target, prepared, load, on_event=lambda event: None, clock=clock).run()
 
 
@@ -225,6 +225,34 @@ def test_a_window_of_so_many_ends_where_nothing_is_answered(monkeypatch: pytest.
     waited = counted(Mute(), Load.closed(1, requests=50, warmup_s=0, drain_s=0.1, max_duration_s=1.0))
     assert waited.seconds >= 1.0
     assert "fruitless" not in waited.extra
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        Load.open(1, "constant", requests=3, warmup_s=0),
+        Load.closed(1, requests=1, warmup_s=0, streaming=True),
+    ],
+    ids=["sparse arrivals", "long streams"],
+)
+def test_a_window_of_so_many_goes_on_while_nothing_is_due_or_streams_go_on(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tokens:
+        """Answers at once, but streams with a response every tenth of a second for two seconds."""
+
+        def submit(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> object:
+            for turn in range(1, 20 if load.streaming else 1):
+                token = InferenceResponse("m", 1, parameters={"token": turn}, final=False)
+                threading.Timer(turn / 10, on_response, [token]).start()
+            threading.Timer(2.0 if load.streaming else 0.01, on_response, [InferenceResponse("m", 1)]).start()
+            return None
+
+    monkeypatch.setattr("workbench.profiling.load._SILENCE_S", 0.5 if load.has_open else 0.8)
+    samples = counted(Tokens(), load)
+    assert "fruitless" not in samples.extra
+    begin, end = samples.window
+    assert (samples.ok & (samples.done >= begin) & (samples.done < end)).sum() == load.requests
 
 
 def _only(errors: Mapping[str, int]) -> str:

@@ -16,7 +16,8 @@ class Fruitless:
     It ends when as many requests have failed as were to be answered: most of its requests have failed then, whatever
     else comes. And, however many are asked for, when nothing but errors has come for a while (``GONE_NS``, in which a
     server that is started again at once comes back), and more of them than answers in all. And when nothing has been
-    answered for ``silence_s``, failed or not: requests may wait for ever.
+    answered for ``silence_s`` though something was under way, failed or not: requests may wait for ever. A response of
+    a stream is an answer here.
 
     Args:
         wanted: how many answers the window is to have; 0: none are counted, and it never ends for this.
@@ -32,23 +33,26 @@ class Fruitless:
         self._wanted = wanted
         self._before = self._failed = failed
         self._answered_before = self._answered = answered
+        self._responses = 0
         self._since = self._heard = now
         self._silence_s = silence_s
         self.said = ""
         """Why it was to end, in words; empty while it may go on."""
 
-    def look(self, answered: int, failed: int, now: int) -> bool:
+    def look(self, answered: int, failed: int, now: int, *, responses: int = 0, under_way: int = 1) -> bool:
         """Whether the window is to end now; ``said`` has the words then.
 
         Args:
             answered: how many requests have been answered by now, of the whole run.
             failed: how many have failed.
             now: ns.
+            responses: how many responses of streams have come, of the whole run.
+            under_way: how many requests are waited for; 0: nothing is due.
         """
         if not self._wanted or self.said:
             return bool(self.said)
-        if answered != self._answered:
-            self._heard = now
+        if answered != self._answered or responses != self._responses or not under_way:
+            self._heard, self._responses = now, responses
         if answered != self._answered or failed == self._failed:
             # the time counts from the last answer before a failure: without any failure it may just be slow
             self._answered, self._failed, self._since = answered, failed, now

@@ -29,6 +29,9 @@ _LEAD_NS = 20_000_000
 _LOOK_NS = 100_000_000
 """Whether it is long enough is judged so often; generators tell no more often either."""
 
+_COUNTS = ("answered", "failed", "responses", "under_way")
+"""What a generator tells of its progress."""
+
 
 class Generator(Protocol):
     """One of several generators, as ``GeneratorProcess`` is one; its stamps and times are of the clock here."""
@@ -172,7 +175,7 @@ class _Lead:
         self._samples: list[Samples | None] = [None] * count
         self._lost: dict[int, str] = {}
         self._ready: set[int] = set()
-        self._answered, self._failed = [0] * count, [0] * count
+        self._progress = [dict.fromkeys(_COUNTS, 0) for _ in processes]
         self._fruitless = Fruitless()
         self._told: list[NDArray[np.int64]] = []
         """What was answered: a row of times scheduled and one of times done."""
@@ -250,8 +253,8 @@ class _Lead:
             self._told.append(told)
             self._known[index] = max(self._known[index], int(told[1].max(initial=0)))
         elif head["event"] == "progress":
-            self._answered[index], self._failed[index] = head["answered"], head["failed"]
-            self._on_event({"event": "progress", "answered": sum(self._answered), "failed": sum(self._failed)})
+            self._progress[index] = {name: head[name] for name in _COUNTS}
+            self._on_event({"event": "progress", **self._so_far})
         elif head["event"] == "done":  # it has given up: the others go on for nothing
             self._finish(self._clock())
 
@@ -277,8 +280,9 @@ class _Lead:
                 self._phase = "opening"
         elif phase == "opening" and now >= self._window[0]:
             self._phase = "window"
+            so_far = self._so_far
             self._fruitless = Fruitless(
-                load.requests, sum(self._answered), sum(self._failed), now, load.longest_silence_s
+                load.requests, so_far["answered"], so_far["failed"], now, load.longest_silence_s
             )
             self._on_event({"event": "window", "start": self._window[0]})
         elif phase == "window" and now >= max(self._window[0] + self._least_ns, self._look):
@@ -331,4 +335,9 @@ class _Lead:
         return bool(load.requests) or known_well(done, latency, begin, known, self._load.clients)
 
     def _in_vain(self, now: int) -> bool:
-        return self._fruitless.look(sum(self._answered), sum(self._failed), now)
+        return self._fruitless.look(now=now, **self._so_far)
+
+    @property
+    def _so_far(self) -> dict[str, int]:
+        """What all of them have told, added up."""
+        return {name: sum(each[name] for each in self._progress) for name in _COUNTS}

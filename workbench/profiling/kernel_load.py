@@ -156,7 +156,10 @@ class KernelLoad:
         window that is to have so many requests."""
         self._lost = self._lost or self._recorder.broken_off(self._began)
         recorder = self._recorder
-        in_vain = not self._counted_at and self._fruitless.look(recorder.answered, recorder.failed, self._clock())
+        in_vain = not self._counted_at and self._fruitless.look(
+            recorder.answered, recorder.failed, self._clock(),
+            responses=len(recorder.response_at), under_way=recorder.in_flight + len(self._later),
+        )  # fmt: skip
         return bool(self._lost) or self._stop.is_set() or in_vain
 
     def _send_due(self, now: int, wake: int) -> int:

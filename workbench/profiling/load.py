@@ -54,8 +54,8 @@ class Load:
     perf_analyzer's count windows do; at the latest after ``max_duration_s`` (0: ten minutes, of an open loop three
     times what its rate takes). Several ``generators`` end it up to a tenth of a second later. A point with fewer is not
     valid; the window ends without them when as many have failed, when nothing but errors comes for three seconds
-    (perf_analyzer ends at the first error), or, unless ``max_duration_s`` is given, when nothing is answered for two
-    minutes. 0 counts none.
+    (perf_analyzer ends at the first error), or, unless ``max_duration_s`` is given, when requests are under way and
+    neither an answer nor a response of a stream comes for two minutes. 0 counts none.
 
     ``batch_size`` is the number of rows of one request. An open loop holds at most ``max_in_flight`` requests; what
     would exceed that is counted as failed. ``streaming`` sends to the endpoint that
@@ -263,7 +263,7 @@ class Load:
 
     @property
     def longest_silence_s(self) -> float:
-        """How long a window of so many requests goes on without an answer."""
+        """How long a window of so many requests goes on without an answer while requests are under way."""
         return math.inf if self.max_duration_s else _SILENCE_S
 
     @property

@@ -361,10 +361,12 @@ class LoadRun:
 
     def _show_life(self) -> None:
         recorder = self.recorder
-        self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed})
+        so_far = {"responses": len(recorder.response_at), "under_way": recorder.in_flight + self._paused}
+        self.emit({"event": "progress", "answered": recorder.answered, "failed": recorder.failed, **so_far})
         if recorder.hopeless(self._start):
             self._break_off()
-        if not self._counted.is_set() and self._fruitless.look(recorder.answered, recorder.failed, self.clock()):
+        now = self.clock()
+        if not self._counted.is_set() and self._fruitless.look(recorder.answered, recorder.failed, now, **so_far):
             self._break_off()
         self._look_whether_gone()
 
