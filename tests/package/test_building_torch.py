@@ -48,6 +48,26 @@ class Traced(torch.nn.Module):
         return {"scaled": x * scale[:, None, :]}["scaled"] if len(type(x).__name__) else x
 
 
+class Counting(torch.nn.Module):
+    """Its answers depend on how often it has been asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return x * self.seen
+
+
+class CountingTraced(Counting):
+    """One that torch.jit.script does not compile."""
+
+    def forward(self, x: Any) -> Any:
+        self.seen += 1
+        return {"y": x * self.seen}["y"] if len(type(x).__name__) else x
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("torch") / "models"
@@ -164,6 +184,27 @@ class Counted(torch.nn.Module):
     def forward(self, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = total + x.sum(dim=1, keepdim=True)
         return x * total, total
+
+
+@pytest.mark.parametrize("form", ["scripted", "traced", "file", "program", "compiled"])
+def test_a_module_with_a_state_and_what_is_built_of_it_run_from_the_same_one(
+    form: str, repository: Path, tmp_path: Path
+) -> None:
+    source: Any = CountingTraced() if form == "traced" else Counting()
+    if form == "file":
+        source = tmp_path / "counting.pt"
+        torch.jit.save(torch.jit.script(Counting()), str(source))
+    if form == "program":
+        source = tmp_path / "counting.pt2"
+        torch.export.save(torch.export.export(Counting(), (torch.ones(3, 2),)), str(source))
+    # AOTInductor keeps no state from one request to the next: only the first answers are alike
+    values = (1,) if form == "compiled" else (1, 2)
+    built = wb.build(
+        source, to="aoti" if form == "compiled" else "torchscript", into=repository, name=f"counting_{form}",
+        example_inputs=[{"x": np.full((3, 2), value, np.float32)} for value in values], max_batch_size=0,
+    )  # fmt: skip
+    assert ("torch.jit.trace" in built.built_with) == (form in ("traced", "program"))
+    assert [each.max_abs for each in built.drift] == [0]
 
 
 def test_a_model_of_sequences_is_built_with_its_states_at_the_start(repository: Path) -> None:

@@ -71,7 +71,7 @@ class Job:
         if self.verify and not self.expected:
             self.tell("running the source on the examples")
             requests, what = self.source.verify_requests(), f"{self.source.title} itself fails"
-            self.expected.extend(answered(self.source.run, requests, what, "give examples that it takes"))
+            self.expected.extend(answered(self.source.apart().run, requests, what, "give examples that it takes"))
 
     def tell(self, what: str, done: int = 0, total: int = 0) -> None:
         """Says what is being done.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +76,17 @@ class Source:
     def calibration_requests(self, count: int) -> Iterator[Feed]:
         """The requests that int8 is calibrated on: those given for it, else examples."""
         return self.requests(count) if self.calibration is None else iter(self.calibration)
+
+    def apart(self) -> Source:
+        """The same to be run: what a module of torch changes of itself then is not in what is made of this one."""
+        if self.form == "onnx":
+            return self
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's of its own parts
+                return replace(self, thing=replace(self.thing, call=copy.deepcopy(self.thing.call)))
+        except Exception:  # it holds what cannot be copied (a lock, code of C++): few of those have a state
+            return self
 
     def run(self, feed: Feed) -> Feed:
         """What the source itself answers."""

@@ -275,10 +275,15 @@ def _trace(source: Source, thing: TorchThing, feed: Feed) -> Any:
     given: dict[str, Any] = (
         {"example_inputs": tuple(tensors)} if thing.positional else {"example_kwarg_inputs": by_name}
     )
+    # a trace runs the module, and shares its buffers: what they were is what is written
+    before = [(buffer, buffer.clone()) for buffer in cast(Any, thing.call).buffers()]
     try:
         with torch.no_grad():
             # not strict: it may give a dictionary
-            return cast(Any, torch.jit).trace(thing.call, check_trace=False, strict=False, **given)
+            traced = cast(Any, torch.jit).trace(thing.call, check_trace=False, strict=False, **given)
+            for buffer, value in before:
+                buffer.copy_(value)
+            return traced
     except Exception as error:
         raise InvalidRequest(
             f"torch can neither compile nor trace {source.title}: {said(error)}",
