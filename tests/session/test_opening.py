@@ -92,6 +92,15 @@ def test_who_started_a_server_may_ask_it_what_others_may_not(repository: Path, c
             refused()
 
 
+def test_an_ipv6_address_that_is_not_reached_is_told_in_brackets() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # whether or not this machine has IPv6, nothing answers there
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectionFailed) as caught:
+            wb.connect(f"http://[::1]:{port}")
+    assert caught.value.where == f"[::1]:{port}"
+
+
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_a_port_where_nobody_listens_is_said_to_be_one(scheme: str) -> None:
     with socket.socket() as taken:

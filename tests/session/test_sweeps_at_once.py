@@ -151,6 +151,30 @@ def test_who_looks_while_another_one_takes_the_model_waits_for_it(
     assert caught.value.hint == "wait for it or stop it"
 
 
+def test_one_that_has_answered_but_keeps_its_statistics_to_itself_is_not_said_to_have_answered_nothing(
+    module_state: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.session.journal._LOOKING_S", 0.3)
+    (tmp_path / "models").mkdir()
+    add_model(tmp_path / "models", "spare")
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+        options = {"http_restricted_api": "statistics:key=word"}
+        served = wb.serve(tmp_path / "models", control_mode="explicit", options=options)
+    with served, wb.connect(served.url) as by_http, wb.connect(served.grpc_url) as by_grpc:
+        assert isinstance(by_http, TritonServer)
+        assert isinstance(by_grpc, TritonServer)
+        by_http.infer("spare", {"x": [[1.0, 2.0, 3.0, 4.0]]})
+        first = JournalDesk(by_grpc)
+        lease = first.lease("spare", HOLDER, 15.0)
+        with pytest.raises(NotReady) as caught:
+            JournalDesk(by_http).lease("spare", HOLDER, 15.0)
+        first.release_lease("spare", lease)
+    assert caught.value.message.endswith(
+        "it cannot be told whether that is this server: what it has counted does not say"
+    )
+
+
 FAILING = """
 import triton_python_backend_utils as pb_utils
 

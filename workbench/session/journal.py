@@ -96,7 +96,7 @@ class Journals:
                 other = Holder.from_json(unsure[0]["holder"])
                 raise NotReady(
                     f"'{model}' is being swept by {other} at {unsure[0]['url']}, and it cannot be told whether that is "
-                    "this server: nothing has been answered there yet",
+                    "this server: what it has counted does not say",
                     where=self._url,
                     hint="wait for it or stop it",
                 )

@@ -203,19 +203,20 @@ def _not_live(url: str) -> ConnectionFailed:
     """Why a server is not heard: whether anything listens at its port tells most."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         socket.create_connection((host, port), timeout=_KNOCK_S).close()
     except ConnectionRefusedError:
         return ConnectionFailed(
             f"nothing listens at {url}: connection refused",
-            where=f"{host}:{port}",
+            where=where,
             hint="does the server run, and are host and port right? Triton's ports are 8000 for HTTP, 8001 for gRPC, "
             "and it opens them once its models are loaded; workbench ps shows the servers of the workbench here",
         )
     except OSError as error:
         return ConnectionFailed(
             f"{url} cannot be reached: {error}",
-            where=f"{host}:{port}",
+            where=where,
             hint="check the host, its port and the way to it",
         )
     return ConnectionFailed(f"the server at {url} is not live", where=url, hint=_unheard(url))
