@@ -114,6 +114,10 @@ def test_a_persons_own_metric_that_fails_is_told_with_its_example_and_the_rest_i
     assert f"! {found.metric_error}" in repr(found)
 
 
+def labels_missing(*_: Any) -> float:
+    raise ValueError("labels file missing")
+
+
 @pytest.mark.parametrize(
     "metric",
     [
@@ -121,6 +125,7 @@ def test_a_persons_own_metric_that_fails_is_told_with_its_example_and_the_rest_i
         lambda a, b: a.max() - b.max(),  # AttributeError
         lambda a, b: a[0] - b[0],  # KeyError
         scipy_cosine,  # ValueError
+        labels_missing,  # ValueError of another kind: nothing tells them apart
     ],
 )
 def test_a_persons_own_metric_that_expects_arrays_is_told_what_it_gets(metric: Any) -> None:
@@ -128,7 +133,8 @@ def test_a_persons_own_metric_that_expects_arrays_is_told_what_it_gets(metric: A
     found = drift("other", "reference", ours, theirs, metric=metric)
     assert "your metric, on example 0 of 'other': it raised " in found.metric_error
     assert found.metric_error.endswith(
-        " (it gets two dictionaries of arrays, the reference's and the other model's, by the reference's names: y)"
+        " (if it is made for arrays: it gets two dictionaries of them, the reference's and the other model's, by the "
+        "reference's names: y)"
     )
 
 

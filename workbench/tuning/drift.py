@@ -247,8 +247,8 @@ def _own_metric(
             problem = f"it raised {type(error).__name__}: {error}"
             if isinstance(error, TypeError | AttributeError | LookupError | ValueError):  # of arrays, it may have meant
                 problem += (
-                    " (it gets two dictionaries of arrays, the reference's and the other model's, by the reference's "
-                    f"names: {', '.join(pairs)})"
+                    " (if it is made for arrays: it gets two dictionaries of them, the reference's and the other "
+                    f"model's, by the reference's names: {', '.join(pairs)})"
                 )
         values.append(value)
         if problem:
