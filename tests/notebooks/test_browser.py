@@ -161,7 +161,7 @@ def test_static_pages_need_no_network(page: Any, tmp_path: Path) -> None:
     page.goto(f"file://{tmp_path}/page.html")
     page.wait_for_function("() => document.querySelectorAll('[data-root-id] > *').length >= 4", timeout=10_000)
     page.goto(f"file://{tmp_path}/still.html")
-    assert page.locator("svg").count() == 4
+    assert page.locator("svg:not(svg svg)").count() == 4, "one in another cuts off what lies beside the frame"
     assert page.locator("svg text", has_text=re.compile(r"\(ms\)$")).count() >= 3
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / "still.png", full_page=True)
