@@ -52,7 +52,8 @@ test-full: $(STAMP)
 # requests; each way in which a model's process can fail, 50 times; a sweep that is killed, 20 times.
 soak: $(STAMP)
 	WORKBENCH_HISTORIES=$${WORKBENCH_HISTORIES:-10000} WORKBENCH_FUZZ=$${WORKBENCH_FUZZ:-200000} \
-	WORKBENCH_FAULTS=$${WORKBENCH_FAULTS:-50} WORKBENCH_KILLS=$${WORKBENCH_KILLS:-20} $(BIN)/python -m pytest -m soak --timeout 3600
+	WORKBENCH_FAULTS=$${WORKBENCH_FAULTS:-50} WORKBENCH_KILLS=$${WORKBENCH_KILLS:-20} \
+	WORKBENCH_RACES=$${WORKBENCH_RACES:-40} $(BIN)/python -m pytest -m soak --timeout 3600
 
 check: $(STAMP)
 	$(BIN)/ruff check .

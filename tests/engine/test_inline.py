@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from workbench.protocol.tensors import InferenceRequest, Tensor
 
 ANY_THREAD = CONFIG + 'parameters { key: "any_thread" value { string_value: "1" } }\n'
 DELAY = "dynamic_batching.max_queue_delay_microseconds"
+RACES = int(os.environ.get("WORKBENCH_RACES", "8"))
 
 
 @pytest.fixture(autouse=True)
@@ -396,5 +398,5 @@ def test_callers_race_with_changes(make_engine: Any, tmp_path: Path, gate: Gate)
 def test_callers_race_with_many_changes(make_engine: Any, tmp_path: Path, gate: Gate) -> None:
     # a quick machine answers more in a race than the ring usually holds
     engine = gated(make_engine, tmp_path, gate, record_capacity=1 << 19)
-    for seed in range(100, 140):
+    for seed in range(100, 100 + RACES):
         race(engine, gate, seed, 100)

@@ -125,6 +125,8 @@ def test_search_system_runs_and_tells_the_truth(workplace: Path) -> None:
         pytest.skip("one core only")
     before = hashes(workplace / "model_repository")
     notebook = nbformat.read(NOTEBOOKS / "05_search_system.ipynb", as_version=4)
+    (blocks,) = [cell for cell in notebook.cells if "min(12, 135 / rate)" in cell.source]
+    blocks.source = blocks.source.replace("min(12, 135 / rate)", "2")  # which of the two is better is not tested here
     for what in (
         "ranking.to_json(orient='records')", "asked.to_json(orient='records')", "pd.DataFrame(rows).to_json()",
         "blocks.to_json()", "pd.DataFrame({name: each.row('') for name, each in both.classes.items()}).to_json()",
