@@ -15,6 +15,7 @@ from typing import Literal
 import grpc
 import psutil
 import pytest
+from going_on import assert_it_went_on, going_on, shorten_silence
 from scripted_target import ScriptedServer
 
 from workbench.errors import ConnectionFailed, InternalError
@@ -271,22 +272,12 @@ class Tokens(Mute):
         call_later(2.0 if streaming else 0.01, self.on_done, number, None)
 
 
-@pytest.mark.parametrize(
-    "load",
-    [
-        Load.open(1, "constant", requests=3, warmup_s=0),
-        Load.closed(1, requests=1, warmup_s=0, streaming=True),
-    ],
-    ids=["sparse arrivals", "long streams"],
-)
+@going_on
 def test_a_window_of_so_many_goes_on_while_nothing_is_due_or_streams_go_on(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.profiling.load._SILENCE_S", 0.5 if load.has_open else 0.8)
-    samples = half_answered(load, Tokens)
-    assert "fruitless" not in samples.extra
-    begin, end = samples.window
-    assert (samples.ok & (samples.done >= begin) & (samples.done < end)).sum() == load.requests
+    shorten_silence(load, monkeypatch)
+    assert_it_went_on(half_answered(load, Tokens), load)
 
 
 def test_connections_that_are_refused_beside_one_that_answers_end_no_run() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from going_on import assert_it_went_on, going_on, shorten_silence
 from served_echo import write_repository
 
 from workbench.config import to_json
@@ -227,14 +228,7 @@ def test_a_window_of_so_many_ends_where_nothing_is_answered(monkeypatch: pytest.
     assert "fruitless" not in waited.extra
 
 
-@pytest.mark.parametrize(
-    "load",
-    [
-        Load.open(1, "constant", requests=3, warmup_s=0),
-        Load.closed(1, requests=1, warmup_s=0, streaming=True),
-    ],
-    ids=["sparse arrivals", "long streams"],
-)
+@going_on
 def test_a_window_of_so_many_goes_on_while_nothing_is_due_or_streams_go_on(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,11 +242,8 @@ def test_a_window_of_so_many_goes_on_while_nothing_is_due_or_streams_go_on(
             threading.Timer(2.0 if load.streaming else 0.01, on_response, [InferenceResponse("m", 1)]).start()
             return None
 
-    monkeypatch.setattr("workbench.profiling.load._SILENCE_S", 0.5 if load.has_open else 0.8)
-    samples = counted(Tokens(), load)
-    assert "fruitless" not in samples.extra
-    begin, end = samples.window
-    assert (samples.ok & (samples.done >= begin) & (samples.done < end)).sum() == load.requests
+    shorten_silence(load, monkeypatch)
+    assert_it_went_on(counted(Tokens(), load), load)
 
 
 def _only(errors: Mapping[str, int]) -> str:
